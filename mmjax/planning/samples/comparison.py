@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from mmjax.planning.samples.sample_rows import SampleRows
 from sharding.balancing.reordering.row_reorderer import RowReorderer
 from sharding.balancing.reordering.step_replays import RowPermutation
@@ -30,7 +32,8 @@ class SimulatedGrouping:
     Attributes:
         rows: The rows.
         reordering: Policy that orders the rows of a step (`TrainConfig.reordering`).
-        samples: Samples of all these steps.
+        samples: Samples of the mean length that all these steps hold: that their lengths are drawn longer or shorter
+            says nothing of a grouping.
         seconds: Seconds of all these steps, if all positions of a row are computed.
         seconds_of_loads: The same if only the positions are computed that samples use, as in a plan's own step.
         steps: Number of the steps.
@@ -103,16 +106,24 @@ def compare_groupings(problem: PlanningProblem, plan: Plan, groupings: Sequence[
         plan: The plan.
         groupings: The rows of each grouping, as many as the problem has.
     """
-    return GroupingComparison(tuple(one for rows in groupings for one in _simulated(problem, plan, rows)))
+    length = _mean_length(groupings)
+    return GroupingComparison(tuple(one for rows in groupings for one in _simulated(problem, plan, rows, length)))
 
 
-def _simulated(problem: PlanningProblem, plan: Plan, rows: SampleRows) -> list[SimulatedGrouping]:
+def _mean_length(groupings: Sequence[SampleRows]) -> float:
+    """Backbone tokens of the mean sample, over the rows of all groupings."""
+    loads = np.concatenate([rows.statistics.loads[rows.backbone] for rows in groupings])
+    return float(loads[:, LoadColumn.TOKENS].sum() / loads[:, LoadColumn.ITEMS].sum())
+
+
+def _simulated(problem: PlanningProblem, plan: Plan, rows: SampleRows, mean_length: float) -> list[SimulatedGrouping]:
     packed = rows.batches
+    tokens = sum(float(batch[rows.backbone][:, LoadColumn.TOKENS].sum()) for batch in packed)
     return [
         SimulatedGrouping(
             rows=rows,
             reordering=reordering,
-            samples=sum(float(batch[rows.backbone][:, LoadColumn.ITEMS].sum()) for batch in batches),
+            samples=tokens / mean_length,
             seconds=sum(problem.simulate(plan, rows=_whole(batch, plan, rows)).step for batch in batches),
             seconds_of_loads=sum(problem.simulate(plan, rows=batch).step for batch in batches),
             steps=len(batches),

@@ -12,8 +12,8 @@ from sharding.costs.batch_costs import LoadsByModule
 from sharding.specs.layers.layer import LoadColumn, Loads
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
-MOST_BATCHES = 4
-"""Global batches that are simulated at most."""
+MOST_BATCHES, MOST_SAMPLES = 4, 8192
+"""Global batches that are simulated at most, and about how many samples they have together at most."""
 
 MOST_OTHER_ROWS = 1 / 16
 """Share of rows that may be added or left out so that more devices divide them."""
@@ -71,8 +71,9 @@ class SampleRows:
 
     @property
     def batches(self) -> tuple[LoadsByModule, ...]:
-        """The loads of some global batches: of the steps that were grouped, or the first `MOST_BATCHES`."""
-        steps = min(MOST_BATCHES, self.statistics.rows // self.statistics.step_rows)
+        """The loads of one to `MOST_BATCHES` global batches: of the first steps that were grouped."""
+        enough = math.ceil(MOST_SAMPLES / self.samples_per_step)
+        steps = min(MOST_BATCHES, enough, self.statistics.rows // self.statistics.step_rows)
         return tuple(self.statistics.sample_batch(self.rows, number) for number in range(steps))
 
     @property

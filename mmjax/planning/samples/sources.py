@@ -33,7 +33,7 @@ AUTO_GROUPING = "auto"
 GROUPINGS = ("first_fit", "isf", "post_balanced")
 """Groupings that are compared: OmniBal's baselines are none of them. Plans are compared with rows of the first."""
 
-MOST_SAMPLES, MOST_ROWS = 4096, 1024
+GROUPED_SAMPLES, GROUPED_ROWS = 4096, 1024
 """About as many samples and rows has a step that is grouped at most: the rows of a longer one are a shorter one's."""
 
 DRAWN_SAMPLES = 8192
@@ -86,8 +86,8 @@ class GroupedSamples(abc.ABC):
         return made
 
     def _shortened(self, grouping: str, rows: int, like: SampleRows) -> SampleRows:
-        """Steps of so many rows, or of fewer, in which `MOST_SAMPLES` are about as dense as in other rows."""
-        grouped = min(rows, MOST_ROWS, max(1, math.floor(MOST_SAMPLES / like.samples_per_row)))
+        """Steps of so many rows, or of fewer, in which `GROUPED_SAMPLES` are about as dense as in other rows."""
+        grouped = min(rows, GROUPED_ROWS, max(1, math.floor(GROUPED_SAMPLES / like.samples_per_row)))
         made = like if like.statistics.step_rows == grouped else self.rows(grouping, grouped)
         return dataclasses.replace(made, rows=rows)
 
@@ -118,7 +118,7 @@ class DescribedSamples(GroupedSamples):
     def trial_rows(self) -> int:
         """As many rows as hold some samples of the mean length."""
         tokens = float(self.samples.mean_load(self.model.backbone.name)[LoadColumn.TOKENS])
-        return max(1, min(_TRIAL_ROWS, round(MOST_SAMPLES / 4 * tokens / self.data.row_tokens)))
+        return max(1, min(_TRIAL_ROWS, round(GROUPED_SAMPLES / 4 * tokens / self.data.row_tokens)))
 
     def rows(self, grouping: str, rows: int) -> SampleRows:
         """Rows of the samples drawn, epoch by epoch; a row has no capacity but for backbone tokens."""
