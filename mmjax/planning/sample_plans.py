@@ -1,14 +1,15 @@
-"""Plans of a workload of samples: its grouping is chosen by the best plan, and the plan is made for its rows."""
+"""Plans of a workload of samples: its grouping is chosen by plans for each, and the best plan is made for its rows."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from mmjax.planning.problem_inputs import ProblemInputs
-from mmjax.planning.samples.comparison import GroupingComparison, compare_groupings
+from mmjax.planning.samples.comparison import GroupedPlan, GroupingComparison, simulated_groupings
 from mmjax.planning.samples.report import groupings_html
 from mmjax.planning.samples.sample_rows import SampleRows
 from mmjax.planning.samples.sources import AUTO_GROUPING, GROUPINGS
 from sharding.html.elements import Html, join
+from sharding.planners.policies.auto import run_policy
 from sharding.planners.policies.policy_comparison import PolicyComparison
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.tables.fixed_ranks import FixedRanks
@@ -22,11 +23,14 @@ class SampleComparison(PolicyComparison):
 
     Attributes:
         rows: The rows that the samples of a step are grouped into.
-        groupings: Steps with the rows of each grouping that was compared, all of one plan.
+        groupings: Steps with the rows of each grouping that was compared.
     """
 
     rows: SampleRows
     groupings: GroupingComparison
+
+    def __repr__(self) -> str:
+        return f"SampleComparison({self.rows.grouping}, {self.rows.rows:,} rows; {super().__repr__()})"
 
     def _repr_html_(self) -> str:
         """The comparison in a notebook."""
@@ -38,8 +42,8 @@ def plan_samples(
 ) -> PolicyComparison:
     """Plans a workload of samples.
 
-    With `auto`, the best plan for rows of the first of `GROUPINGS` is simulated with the rows of each, and policies are
-    compared again where another grouping is chosen.
+    With `auto`, policies are compared for rows of the first of `GROUPINGS`. The policy of the best plan then plans for
+    the rows of each, and policies are compared again where another grouping is chosen.
 
     Args:
         inputs: Inputs of the problem, with a grouping.
@@ -57,13 +61,42 @@ def plan_samples(
     comparison = compare(inputs.problem(fixed_ranks=fixed_ranks, rows=rows))
     if comparison.stopped:
         return comparison
-    others = [inputs.sample_source.rows_of_step(grouping, rows.rows) for grouping in compared[1:]]
-    groupings = compare_groupings(comparison.problem, comparison.plan, [rows, *others])
-    chosen = groupings.choice.rows.grouping
-    if chosen != rows.grouping:
-        rows = inputs.sample_rows(chosen)
-        comparison = compare(inputs.problem(fixed_ranks=fixed_ranks, rows=rows))
+    try:
+        groupings = _compare_groupings(inputs, comparison, rows, compared[1:], fixed_ranks)
+    except KeyboardInterrupt:
+        return dataclasses.replace(comparison, stopped=True)
+    chosen = groupings.choice.rows
+    if chosen.grouping != rows.grouping:
+        rows, comparison = chosen, compare(inputs.problem(fixed_ranks=fixed_ranks, rows=chosen))
     return _with_groupings(comparison, rows, groupings)
+
+
+def _compare_groupings(
+    inputs: ProblemInputs,
+    comparison: PolicyComparison,
+    rows: SampleRows,
+    others: Sequence[str],
+    fixed_ranks: Mapping[str, FixedRanks] | None,
+) -> GroupingComparison:
+    """Compares the grouping of a comparison with others, for which the policy of its best plan plans too.
+
+    Without others, it is the best plan's grouping alone.
+    """
+    if not others:
+        plans = [GroupedPlan(comparison.problem, comparison.plan, rows)]
+        return GroupingComparison(comparison.choice.policy, simulated_groupings(plans))
+    policy = comparison.choice.start or comparison.choice.policy
+    (first,) = (result for result in comparison.results if result.policy == policy)
+    plans, reasons = [GroupedPlan(comparison.problem, first.plan, rows)], {}
+    for grouping in others:
+        other_rows = inputs.sample_rows(grouping)
+        problem = inputs.problem(fixed_ranks=fixed_ranks, rows=other_rows)
+        result = run_policy(problem, policy)
+        if result.simulated:
+            plans.append(GroupedPlan(problem, result.plan, other_rows))
+        else:
+            reasons[grouping] = result.reason
+    return GroupingComparison(policy, simulated_groupings(plans), reasons)
 
 
 def _with_groupings(comparison: PolicyComparison, rows: SampleRows, groupings: GroupingComparison) -> SampleComparison:

@@ -1,11 +1,12 @@
-"""The step of one plan with the rows of each grouping, as they are packed and reordered, and the choice among them.
+"""Steps of plans with the rows of each grouping, as they are packed and reordered, and the choice among them.
 
 Rows have static shapes, so programs compute all positions of a row, filled or not: the simulated steps here do too.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +28,7 @@ REORDERINGS = ("both", "intra_microbatch")
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class SimulatedGrouping:
-    """The steps of a plan with the rows of one grouping.
+    """The steps of a plan with the rows of the grouping that it was made for.
 
     Attributes:
         rows: The rows.
@@ -79,13 +80,17 @@ class SimulatedGrouping:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupingComparison:
-    """The steps of one plan with the rows of several groupings.
+    """Steps with the rows of several groupings, each of a plan for its rows.
 
     Attributes:
+        policy: Planning policy of the plans.
         simulated: The steps.
+        reasons: Why there is no plan, by grouping without one.
     """
 
+    policy: str
     simulated: tuple[SimulatedGrouping, ...]
+    reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def choice(self) -> SimulatedGrouping:
@@ -98,16 +103,24 @@ class GroupingComparison:
         return max(tied, key=lambda one: (one.backbone_fill, one.reordering == AS_PACKED))
 
 
-def compare_groupings(problem: PlanningProblem, plan: Plan, groupings: Sequence[SampleRows]) -> GroupingComparison:
-    """Simulates steps of a plan with the rows of groupings, as they are packed and reordered for the plan.
+class GroupedPlan(NamedTuple):
+    """A plan for the rows of a grouping.
 
-    Args:
-        problem: The problem for which the plan was made.
+    Attributes:
+        problem: The problem for which it was made.
         plan: The plan.
-        groupings: The rows of each grouping, as many as the problem has.
+        rows: The rows.
     """
-    length = _mean_length(groupings)
-    return GroupingComparison(tuple(one for rows in groupings for one in _simulated(problem, plan, rows, length)))
+
+    problem: PlanningProblem
+    plan: Plan
+    rows: SampleRows
+
+
+def simulated_groupings(plans: Sequence[GroupedPlan]) -> tuple[SimulatedGrouping, ...]:
+    """Simulates steps of each plan with the rows of its grouping, as they are packed and reordered for the plan."""
+    length = _mean_length([rows for _, _, rows in plans])
+    return tuple(one for grouped in plans for one in _simulated(grouped, length))
 
 
 def _mean_length(groupings: Sequence[SampleRows]) -> float:
@@ -116,7 +129,8 @@ def _mean_length(groupings: Sequence[SampleRows]) -> float:
     return float(loads[:, LoadColumn.TOKENS].sum() / loads[:, LoadColumn.ITEMS].sum())
 
 
-def _simulated(problem: PlanningProblem, plan: Plan, rows: SampleRows, mean_length: float) -> list[SimulatedGrouping]:
+def _simulated(grouped: GroupedPlan, mean_length: float) -> list[SimulatedGrouping]:
+    problem, plan, rows = grouped
     packed = rows.batches
     tokens = sum(float(batch[rows.backbone][:, LoadColumn.TOKENS].sum()) for batch in packed)
     return [

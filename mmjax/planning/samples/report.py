@@ -16,10 +16,11 @@ def groupings_document(comparison: GroupingComparison, planned: SampleRows) -> d
     """Returns the rows that were planned and the steps with each grouping as JSON, in seconds and shares.
 
     Args:
-        comparison: The steps of one plan with the rows of several groupings.
+        comparison: Steps with the rows of several groupings.
         planned: The rows of the chosen grouping, for which the chosen plan was made.
     """
     return {
+        "policy": comparison.policy,
         "reordering": comparison.choice.reordering,
         **_rows_document(planned),
         "gin": list(suggested_gin(comparison, planned)),
@@ -34,6 +35,7 @@ def groupings_document(comparison: GroupingComparison, planned: SampleRows) -> d
             }
             for one in comparison.simulated
         ],
+        "without_plan": dict(comparison.reasons),
     }
 
 
@@ -58,6 +60,8 @@ def print_groupings(comparison: GroupingComparison, planned: SampleRows, console
     for one in comparison.simulated:
         shown.add_row(*_cells(one), style="bold" if one is comparison.choice else None)
     print_table(shown, console, keys=2)
+    for grouping, reason in comparison.reasons.items():
+        console.print(f"{grouping}: {reason}", soft_wrap=True)
     console.print(in_words(comparison, planned), soft_wrap=True)
     console.print("\n".join(suggested_gin(comparison, planned)), soft_wrap=True)
 
@@ -78,22 +82,32 @@ def groupings_html(comparison: GroupingComparison, planned: SampleRows) -> Html:
 
 
 def _title(comparison: GroupingComparison) -> str:
-    rows = comparison.choice.rows.rows
     return (
-        f"Samples in {rows:,} rows a step, by grouping: simulated steps of one plan that compute whole rows; loads are "
-        "the largest of a row over the mean row's"
+        f"Samples in rows, by grouping: simulated steps of plans of {comparison.policy}, computing whole rows; loads "
+        "are the largest of a row over the mean row's"
     )
 
 
 def _columns(planned: SampleRows) -> tuple[str, ...]:
     loads = (f"load {name}" for name in planned.imbalance)
-    return ("grouping", "reordering", "samples", "fill", *loads, "step", "samples/s", "samples/s without padding")
+    return (
+        "grouping",
+        "reordering",
+        "rows",
+        "samples",
+        "fill",
+        *loads,
+        "step",
+        "samples/s",
+        "samples/s without padding",
+    )
 
 
 def _cells(one: SimulatedGrouping) -> tuple[str, ...]:
     return (
         one.rows.grouping,
         one.reordering,
+        f"{one.rows.rows:,}",
         f"{one.samples / one.steps:,.0f}",
         f"{one.backbone_fill:.1%}",
         *(f"{load:.2f}" for load in one.rows.imbalance.values()),

@@ -16,9 +16,11 @@ from mmjax.planning import automatic, sample_plans
 from mmjax.planning.arguments import ProblemArguments
 from mmjax.planning.problem_inputs import read_problem
 from mmjax.planning.sample_plans import SampleComparison
+from mmjax.planning.samples.comparison import AS_PACKED
 from mmjax.planning.samples.report import groupings_document, print_groupings
 from mmjax.planning.samples.sources import GROUPINGS
 from mmjax.training.config import TrainConfig
+from sharding.planners.policies.auto import PolicyResult, run_policy
 from sharding.planners.policies.policy_comparison import compare_policies
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose, differences
@@ -87,9 +89,39 @@ def test_policies_are_compared_again_only_for_another_grouping(grouping):
 
     sampled = sample_plans.plan_samples(inputs, compare)
     assert isinstance(sampled, SampleComparison)
-    groupings = [problem.configuration.grouping for problem in problems]
-    assert groupings == list(dict.fromkeys(["first_fit", sampled.groupings.choice.rows.grouping]))
-    assert problems[-1] is sampled.problem
+    compared = [problem.configuration.grouping for problem in problems]
+    assert compared == list(dict.fromkeys(["first_fit", sampled.groupings.choice.rows.grouping]))
+    assert problems[-1] is sampled.problem and sampled.groupings.policy == "rigid"
+    assert {one.rows.grouping for one in sampled.groupings.simulated} == set(
+        GROUPINGS if grouping == "auto" else compared
+    )
+
+
+def test_each_grouping_has_a_plan_of_its_own(compared):
+    """A plan for rows of first-fit has capacities for its fullest rows, and is no measure of other groupings."""
+    packed = {one.rows.grouping: one for one in compared.groupings.simulated if one.reordering == AS_PACKED}
+    chosen = packed[compared.rows.grouping]
+    assert chosen.step_seconds >= compared.timeline.step * 0.9
+    assert packed["first_fit"].rows.imbalance["generator"] > 2 * packed["isf"].rows.imbalance["generator"]
+    assert packed["first_fit"].samples_per_second < packed["isf"].samples_per_second
+
+
+def test_a_grouping_without_a_plan_is_left_out_with_its_reason(monkeypatch):
+    inputs = read_problem(
+        ProblemArguments(gin_file=("models/mllm_9b.gin",), devices=24, batch_samples=120, grouping="auto")
+    )
+
+    def plan(problem, policy):
+        if problem.configuration.grouping == "isf":
+            return PolicyResult(policy, None, "it does not fit")
+        return run_policy(problem, policy)
+
+    monkeypatch.setattr(sample_plans, "run_policy", plan)
+    sampled = sample_plans.plan_samples(inputs, lambda problem: compare_policies(problem, "rigid"))
+    assert isinstance(sampled, SampleComparison)
+    assert sampled.groupings.reasons == {"isf": "it does not fit"}
+    assert "isf" not in {one.rows.grouping for one in sampled.groupings.simulated}
+    assert groupings_document(sampled.groupings, sampled.rows)["without_plan"] == {"isf": "it does not fit"}
 
 
 def test_a_comparison_that_was_stopped_has_no_groupings():

@@ -11,9 +11,10 @@ from configs.workloads import Lognormal, SampleKind, SyntheticData, Workload
 from mmjax.planning.problem import make_problem
 from mmjax.planning.samples.comparison import (
     AS_PACKED,
+    GroupedPlan,
     GroupingComparison,
     SimulatedGrouping,
-    compare_groupings,
+    simulated_groupings,
 )
 from mmjax.planning.samples.sample_rows import SampleRows
 from mmjax.planning.samples.sources import GROUPINGS, DescribedSamples
@@ -41,7 +42,7 @@ def test_the_first_step_with_the_planned_rows_is_the_step_of_the_plan(planned):
             {name: loads[:16] for name, loads in ROWS["first_fit"].statistics.loads.items()}, 16
         ),
     )
-    packed = compare_groupings(problem, comparison.plan, [only_one]).simulated[0]
+    packed = simulated_groupings([GroupedPlan(problem, comparison.plan, only_one)])[0]
     assert packed.reordering == AS_PACKED and packed.steps == 1
     assert packed.seconds_of_loads == comparison.timeline.step
     assert packed.samples == pytest.approx(problem.sampled_rows["backbone"][:, 2].sum())
@@ -49,17 +50,17 @@ def test_the_first_step_with_the_planned_rows_is_the_step_of_the_plan(planned):
 
 def test_whole_rows_take_longer_and_reordered_rows_do_not(planned):
     problem, comparison = planned
-    groupings = compare_groupings(problem, comparison.plan, list(ROWS.values()))
-    assert {one.rows.grouping for one in groupings.simulated} == set(GROUPINGS)
+    simulated = simulated_groupings([GroupedPlan(problem, comparison.plan, rows) for rows in ROWS.values()])
+    assert {one.rows.grouping for one in simulated} == set(GROUPINGS)
     lengths, _, counts, _ = np.concatenate([rows.statistics.loads["backbone"] for rows in ROWS.values()]).T
-    for one in groupings.simulated:
+    for one in simulated:
         batches = one.rows.batches
         assert one.steps == len(batches)
         tokens = sum(batch["backbone"][:, 0].sum() for batch in batches)
         assert one.samples == pytest.approx(tokens / lengths.sum() * counts.sum())
         assert one.samples_per_second <= one.samples_per_second_of_loads
         assert one.step_seconds * one.steps * one.samples_per_second == pytest.approx(one.samples)
-    steps = {(one.rows.grouping, one.reordering): one for one in groupings.simulated}
+    steps = {(one.rows.grouping, one.reordering): one for one in simulated}
     assert {reordering for _, reordering in steps} == {AS_PACKED, "both"}
     for grouping in GROUPINGS:
         packed, reordered = steps[grouping, AS_PACKED], steps[grouping, "both"]
@@ -71,11 +72,11 @@ def test_full_rows_are_computed_alike_whatever_is_said_of_padding(planned):
     loads = {name: loads.copy() for name, loads in ROWS["isf"].statistics.loads.items()}
     loads["backbone"][:, 0] = 2048
     full = dataclasses.replace(ROWS["isf"], statistics=RowLoadStatistics(loads, 16))
-    for one in compare_groupings(problem, comparison.plan, [full]).simulated:
+    for one in simulated_groupings([GroupedPlan(problem, comparison.plan, full)]):
         assert one.seconds == one.seconds_of_loads
 
 
-def simulated(grouping, fill, samples, reordering=AS_PACKED):
+def steps_of(grouping, fill, samples, reordering=AS_PACKED):
     backbone = np.array([[100 * fill, 0.0, samples, 0.0]])
     rows = SampleRows(
         grouping=grouping,
@@ -89,12 +90,16 @@ def simulated(grouping, fill, samples, reordering=AS_PACKED):
     )
 
 
+def comparison_of(*simulated):
+    return GroupingComparison("disaggregated", simulated)
+
+
 def test_most_samples_a_second_are_chosen_and_of_a_tie_the_fullest_rows():
-    fast, full, slow = simulated("isf", 0.8, 100), simulated("first_fit", 0.9, 98.5), simulated("random", 1.0, 97)
-    assert GroupingComparison((slow, fast)).choice is fast
-    assert GroupingComparison((slow, fast, full)).choice is full
-    reordered = simulated("first_fit", 0.9, 99.9, "both")
-    assert GroupingComparison((fast, full, reordered)).choice is full
-    much = simulated("first_fit", 0.9, 110, "both")
-    assert GroupingComparison((fast, full, much)).choice is much
+    fast, full, slow = steps_of("isf", 0.8, 100), steps_of("first_fit", 0.9, 98.5), steps_of("random", 1.0, 97)
+    assert comparison_of(slow, fast).choice is fast
+    assert comparison_of(slow, fast, full).choice is full
+    reordered = steps_of("first_fit", 0.9, 99.9, "both")
+    assert comparison_of(fast, full, reordered).choice is full
+    much = steps_of("first_fit", 0.9, 110, "both")
+    assert comparison_of(fast, full, much).choice is much
     assert much.reordering_gin == ("config.TrainConfig.reordering = 'both'",) and full.reordering_gin == ()
