@@ -14,7 +14,7 @@ from mmjax.planning.cluster_files import DEFAULT_CLUSTER, read_cluster
 from mmjax.planning.problem import with_global_batch
 from mmjax.planning.problem_inputs import ProblemInputs, check_rows, checked_grouping, read_problem
 from mmjax.planning.result_progress import ResultProgress
-from mmjax.planning.sample_plans import plan_samples
+from mmjax.planning.samples.sample_plans import plan_samples
 from mmjax.training.config import TrainConfig
 from mmjax.training.metrics.activity import COMPARING, SIMULATING, display_call
 from sharding.planners.infeasible import check_gathered_layers

@@ -120,15 +120,15 @@ def _planned(
     """Compares the policies, and the groupings of a workload of samples."""
     if not inputs.grouping:
         return _compare(inputs.problem(fixed_ranks=fixed_ranks), arguments)
-    from mmjax.planning.sample_plans import plan_samples
+    from mmjax.planning.samples.sample_plans import plan_samples
 
     return plan_samples(inputs, functools.partial(_compare, arguments=arguments), fixed_ranks)
 
 
 def _groupings_document(comparison: "PolicyComparison") -> "dict[str, Any]":
     """Returns the groupings of a workload of samples as JSON; empty for other workloads."""
-    from mmjax.planning.sample_plans import SampleComparison
     from mmjax.planning.samples.report import groupings_document
+    from mmjax.planning.samples.sample_plans import SampleComparison
 
     if not isinstance(comparison, SampleComparison):
         return {}
@@ -138,8 +138,8 @@ def _groupings_document(comparison: "PolicyComparison") -> "dict[str, Any]":
 def _print_groupings(comparison: "PolicyComparison") -> None:
     """Prints the groupings of a workload of samples."""
     from configs.common.console import plain_console
-    from mmjax.planning.sample_plans import SampleComparison
     from mmjax.planning.samples.report import print_groupings
+    from mmjax.planning.samples.sample_plans import SampleComparison
 
     if isinstance(comparison, SampleComparison):
         print_groupings(comparison.groupings, comparison.rows, plain_console())

@@ -2,8 +2,8 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from mmjax.planning.problem_inputs import ProblemInputs
 from mmjax.planning.samples.comparison import GroupedPlan, GroupingComparison, simulated_groupings
 from mmjax.planning.samples.report import groupings_html
 from mmjax.planning.samples.sample_rows import SampleRows
@@ -13,6 +13,24 @@ from sharding.planners.policies.auto import run_policy
 from sharding.planners.policies.policy_comparison import PolicyComparison
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.tables.fixed_ranks import FixedRanks
+
+
+class SampleInputs(Protocol):
+    """Inputs of the planning problems of a workload of samples (`mmjax.planning.problem_inputs`)."""
+
+    @property
+    def grouping(self) -> str:
+        """A grouping, or `AUTO_GROUPING`."""
+        ...
+
+    def sample_rows(self, grouping: str) -> SampleRows:
+        """The rows that a grouping makes of the samples of a step."""
+        ...
+
+    def problem(self, *, fixed_ranks: Mapping[str, FixedRanks] | None, rows: SampleRows) -> PlanningProblem:
+        """The problem of these rows."""
+        ...
+
 
 ComparePolicies = Callable[[PlanningProblem], PolicyComparison]
 
@@ -38,7 +56,7 @@ class SampleComparison(PolicyComparison):
 
 
 def plan_samples(
-    inputs: ProblemInputs, compare: ComparePolicies, fixed_ranks: Mapping[str, FixedRanks] | None = None
+    inputs: SampleInputs, compare: ComparePolicies, fixed_ranks: Mapping[str, FixedRanks] | None = None
 ) -> PolicyComparison:
     """Plans a workload of samples.
 
@@ -72,7 +90,7 @@ def plan_samples(
 
 
 def _compare_groupings(
-    inputs: ProblemInputs,
+    inputs: SampleInputs,
     comparison: PolicyComparison,
     rows: SampleRows,
     others: Sequence[str],

@@ -12,12 +12,13 @@ from rich.console import Console
 import mmjax
 from configs.common.errors import UserError
 from data.data_config import DataConfig
-from mmjax.planning import automatic, sample_plans
+from mmjax.planning import automatic
 from mmjax.planning.arguments import ProblemArguments
 from mmjax.planning.problem_inputs import read_problem
-from mmjax.planning.sample_plans import SampleComparison
+from mmjax.planning.samples import sample_plans
 from mmjax.planning.samples.comparison import AS_PACKED
 from mmjax.planning.samples.report import groupings_document, print_groupings
+from mmjax.planning.samples.sample_plans import SampleComparison
 from mmjax.planning.samples.sources import GROUPINGS
 from mmjax.training.config import TrainConfig
 from sharding.planners.policies.auto import PolicyResult, run_policy
