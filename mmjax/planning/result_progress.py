@@ -32,7 +32,8 @@ class ResultProgress:
         """Takes a policy's result; the local search gives several, each better than the one before."""
         self._results[result.policy] = result
         done = len(self._results.keys() - {LOCAL_SEARCH})
-        self._show(min(done, self._total - 1), self._total, self._best_so_far())
+        if done < self._total:  # the local search, or a comparison on fewer devices, is to come
+            self._show(done, self._total, self._best_so_far())
 
     def finish(self) -> None:
         """Shows that all policies are compared."""
