@@ -51,7 +51,7 @@ def main(arguments: cli.JsonArguments) -> None:
 def measure(megabytes: int) -> list[dict[str, Any]]:
     """Measures all transports for one size of batches."""
     results = []
-    ways = {"in process": _in_process, "flight": _by_flight}
+    ways = {"in process": _in_process, "flight": by_flight}
     if importlib.util.find_spec("grpc"):
         ways["grpc"] = _by_grpc
     for way, opened in ways.items():
@@ -144,7 +144,8 @@ def _serve_flight(megabytes: int, pipe: Any) -> None:
 
 
 @contextlib.contextmanager
-def _by_flight(megabytes: int) -> Iterator[Callable[[], Fetch]]:
+def by_flight(megabytes: int) -> Iterator[Callable[[], Fetch]]:
+    """Opens connections to a server with a batch of so many megabytes; every call is a new one."""
     with _server(_serve_flight, megabytes) as port:
 
         def connect() -> Fetch:

@@ -31,12 +31,15 @@ from sharding.schedules.pass_seconds import pass_seconds
 from sharding.simulation.simulator import simulate
 from sharding.specs.layers.layer import RecomputePolicy
 
-SLICES = {1: 6, 12: 48}
+SLICES = {1: 6, 6: 48, 12: 48}
 """Virtual stages of a pipeline replica of the encoder, by chunks of the backbone's ranks: 1F1B, and V of "Megatron-LM
 balanced".
 
-With 12, idle time is mostly within the backbone's layers, and a slice of one layer fits beside one of these.
+With 6 or 12, idle time is mostly within the backbone's layers, and a slice of one layer fits beside one of these.
 """
+
+STRONG_CHUNKS = (1, 12)
+"""Chunks of the backbone's ranks with which the strong scaling is scheduled."""
 
 RECOMPUTE: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
 """Recomputation policies of all layers, in the order in which they are tried until the plan fits."""
@@ -50,9 +53,9 @@ FEW_MICROBATCHES, FEW_PIPELINE_REPLICAS = 6, 3
 def scheduling_rows(case: OptimusCase) -> list[Row]:
     """The shares hidden of one of the strong scaling's settings, coarse and fine, and the scheduler's seconds."""
     rows = []
-    for chunks in SLICES:
+    for chunks in STRONG_CHUNKS:
         plan = colocated_plan(case.problem, case.setting, chunks)
-        op_graph, title = _op_graph(case.problem, plan), f"{_title(case.setting)}, {_chunks(chunks)}"
+        op_graph, title = op_graph_of(case.problem, plan), f"{_title(case.setting)}, {_chunks(chunks)}"
         for name, order in (("coarse", coarse_colocated), ("fine", colocated)):
             rows += _share_rows(case, plan, order(op_graph), f"{title}, {name}", name == "fine")
         if case.setting.devices == settings.STRONG_SCALING[0].devices:
@@ -72,7 +75,7 @@ def increase_rows(rows: list[Row]) -> list[Row]:
     """Hidden share with fewer microbatches, less the hidden share with most of them: a goal of at least 0."""
     values = {row["name"]: row["value"] for row in rows}
     increases = []
-    for chunks in SLICES:
+    for chunks in STRONG_CHUNKS:
         names = [f"{_title(setting)}, {_chunks(chunks)}, fine: {_IN_BUBBLES}" for setting in settings.STRONG_SCALING]
         if all(name in values for name in names):
             most, *fewer = (values[name] for name in names)
@@ -161,7 +164,7 @@ def _plan(
     plan = with_stage_seconds(
         problem, Plan((pipeline_replicas, backbone), problem.rows // ranks.dp, "colocated"), communication=True
     )
-    return _divided(plan, assign_microbatches(_op_graph(problem, plan)))
+    return _divided(plan, assign_microbatches(op_graph_of(problem, plan)))
 
 
 def _divided(plan: Plan, pipeline_replicas: dict[str, tuple[int, ...]]) -> Plan:
@@ -169,7 +172,8 @@ def _divided(plan: Plan, pipeline_replicas: dict[str, tuple[int, ...]]) -> Plan:
     return dataclasses.replace(plan, units=tuple(units))
 
 
-def _op_graph(problem: PlanningProblem, plan: Plan) -> OpGraph:
+def op_graph_of(problem: PlanningProblem, plan: Plan) -> OpGraph:
+    """The ops of a step, which are scheduled."""
     resolved = problem.resolve(plan)
     return training_op_graph(resolved, resolved.trained_stages)
 
@@ -191,7 +195,7 @@ def enumeration_row() -> Row:
     problem = case_of(few).problem
     plan = _plan(problem, few, 1, "full", "full")
     best = min(_pass_seconds(problem, plan, division) for division in _divisions())
-    seconds = pass_seconds(colocated(_op_graph(problem, plan)))
+    seconds = pass_seconds(colocated(op_graph_of(problem, plan)))
     return paper_row(
         f"division of {FEW_MICROBATCHES} microbatches among {FEW_PIPELINE_REPLICAS} pipeline replicas: seconds of "
         "passes over the least",
@@ -209,7 +213,7 @@ def _divisions() -> Iterator[tuple[int, ...]]:
 
 def _pass_seconds(problem: PlanningProblem, plan: Plan, division: tuple[int, ...]) -> float:
     encoder = next(unit.name for unit in plan.units if unit.parallelism.pipeline_replicas > 1)
-    return pass_seconds(colocated(_op_graph(problem, _divided(plan, {encoder: division}))))
+    return pass_seconds(colocated(op_graph_of(problem, _divided(plan, {encoder: division}))))
 
 
 def scheduler_seconds(op_graph: OpGraph) -> float:

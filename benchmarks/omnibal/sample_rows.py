@@ -6,7 +6,7 @@ The load of a row counts what is computed for it, padding included.
 import dataclasses
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from configs.architectures import ModelConfig, VisionConfig
 from configs.workloads import Lognormal, SampleKind
@@ -47,10 +47,12 @@ class SampleSource:
     Attributes:
         kind: Describes them.
         model: The model, which has one vision encoder.
+        row_tokens: Q in tokens of the backbone.
     """
 
     kind: SampleKind
     model: ModelConfig
+    row_tokens: float = TOKENS
 
     @property
     def encoder(self) -> VisionConfig:
@@ -70,12 +72,15 @@ class SampleSource:
         tile_tokens = (kind.tile_side // (encoder.patch * encoder.merge)) ** 2
         tokens = np.round(_draw(kind.text_tokens, (count,), random)) + tile_tokens * tiles
         sizes = np.stack([tiles, tokens], axis=1)
-        return sizes[tokens <= TOKENS]
+        return sizes[tokens <= self.row_tokens]
 
     def padded_at_random(self, sizes: SampleSizes, samples: int, random: np.random.Generator) -> Rows:
-        """A sample a row; every `samples` rows in random order are padded to the longest of them, their tiles not."""
+        """The rows of `padded`, whose groups are samples in random order."""
         count = len(sizes) // samples
-        members = random.permutation(len(sizes))[: count * samples].reshape(count, samples)
+        return self.padded(sizes, random.permutation(len(sizes))[: count * samples].reshape(count, samples))
+
+    def padded(self, sizes: SampleSizes, members: Int[np.ndarray, "g n"]) -> Rows:
+        """A sample a row; the rows of every group of samples are padded to the longest of them, their tiles not."""
         tiles, tokens = np.moveaxis(sizes[members], 2, 0)  # [g, n] each
         longest = np.broadcast_to(tokens.max(axis=1, keepdims=True), tokens.shape).ravel()
         loads = self._loads(tiles.ravel(), make_loads(longest, longest**2, 1))
@@ -92,7 +97,7 @@ class SampleSource:
         """
         capacity = self.capacity(sizes)
         fitting = sizes[(sizes <= capacity).all(axis=1)]
-        threshold = (capacity[0], TOKENS - MARGIN)
+        threshold = (capacity[0], self.row_tokens - MARGIN)
         groups = IterativeSamplingAndFiltering(threshold=threshold, rounds=ROUNDS)(fitting, np.array(capacity), random)
         order = random.permutation(len(groups))
         tiles, tokens = groups.sums(fitting)[order].T
@@ -104,7 +109,7 @@ class SampleSource:
 
     def capacity(self, sizes: SampleSizes) -> tuple[float, float]:
         """Q in tiles and tokens: as many tiles as so many tokens have on average (section 5.1)."""
-        return float(np.round(TOKENS * sizes[:, 0].sum() / sizes[:, 1].sum())), TOKENS
+        return float(np.round(self.row_tokens * sizes[:, 0].sum() / sizes[:, 1].sum())), self.row_tokens
 
     def _loads(self, tiles: Float[np.ndarray, " g"], backbone: Loads) -> LoadsByModule:
         attended = (self.kind.tile_side // self.encoder.patch) ** 2 + self.encoder.prefix_tokens

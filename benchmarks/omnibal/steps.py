@@ -30,6 +30,7 @@ from sharding.planners.stages.layer_chain import LayerChain, spread
 from sharding.planners.stages.partition_baselines import by_parameters
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved.trained_parts import trained_parts
+from sharding.simulation.timeline import Timeline
 from sharding.specs.layers.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics
@@ -48,10 +49,12 @@ class Simulated(NamedTuple):
     Attributes:
         gpu_days: Its GPU-days.
         memory: The largest share of a device's memory that a step takes; above 1 it does not fit.
+        timeline: Such a step.
     """
 
     gpu_days: float
     memory: float
+    timeline: Timeline
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,16 +75,26 @@ class Setting:
 
     def simulate(self, stages: ChainStages) -> "Simulated":
         """Simulates an epoch of such steps."""
-        timeline = self.problem.simulate(stages.plan(self.chain, self.layout), rows=self.problem.data.loads)
-        gpu_days = timeline.step / self.samples * SAMPLES * self.problem.devices / SECONDS_PER_DAY
-        return Simulated(gpu_days, self.problem.memory_fraction(timeline))
+        return self.epoch(self.problem.simulate(stages.plan(self.chain, self.layout), rows=self.problem.data.loads))
+
+    def epoch(self, timeline: Timeline) -> "Simulated":
+        """An epoch of steps like a simulated one, on its devices."""
+        gpu_days = timeline.step / self.samples * SAMPLES * timeline.groups.device_count / SECONDS_PER_DAY
+        return Simulated(gpu_days, self.problem.memory_fraction(timeline), timeline)
 
     def spread(self, stages: ChainStages) -> float:
         """Seconds of the slowest stage over the mean."""
         return spread(stages.rank_seconds(self.chain, self.layout.pp))
 
 
-def make_setting(model: ModelConfig, cluster: ClusterConfig, ranks: Layout, rows: Rows, rows_each: int) -> Setting:
+def make_setting(
+    model: ModelConfig,
+    cluster: ClusterConfig,
+    ranks: Layout,
+    rows: Rows,
+    rows_each: int,
+    trainable: tuple[str, ...] = ("all",),
+) -> Setting:
     """The first rows, as many as a global batch has, on a model's chain.
 
     Args:
@@ -90,6 +103,7 @@ def make_setting(model: ModelConfig, cluster: ClusterConfig, ranks: Layout, rows
         ranks: The ranks of the chain.
         rows: The rows.
         rows_each: Rows of a microbatch on each replica of the backbone.
+        trainable: The parts that train, as in `Workload`.
     """
     graph = module_graph(model)
     (encoder,) = model.encoders
@@ -103,7 +117,7 @@ def make_setting(model: ModelConfig, cluster: ClusterConfig, ranks: Layout, rows
         devices=ranks.devices,
         rows=count * microbatch_rows,
         data=RowLoadStatistics(loads),
-        trained_parts=trained_parts(graph, ("all",)),
+        trained_parts=trained_parts(graph, trainable),
     )
     layout = ChainLayout(
         modules=(encoder.name, model.backbone.name),
@@ -119,19 +133,62 @@ def make_setting(model: ModelConfig, cluster: ClusterConfig, ranks: Layout, rows
     return Setting(problem=problem, layout=layout, chain=chain, samples=count * microbatch_rows * rows.samples)
 
 
-def measure_model(name: str, model: ModelConfig, data: SyntheticData, cluster: ClusterConfig) -> list[Row]:
-    """The rows of one model.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class BalancedEpochs:
+    """The epochs of a model before balancing and after each step of it.
+
+    Attributes:
+        start: Samples padded at random, stages by parameters, all recomputed.
+        data: Groups of ISF in the same stages.
+        stages: In balanced stages.
+        memory: With the recomputation of each layer chosen.
+        in_static_rows: The same, in rows of static shape.
+        padded: The setting of `start`.
+        even: The setting of the others.
+        by_parameters: Stages of `data`.
+        filled: Stages of `memory`.
+    """
+
+    start: Simulated
+    data: Simulated
+    stages: Simulated
+    memory: Simulated
+    in_static_rows: Simulated
+    padded: Setting
+    even: Setting
+    by_parameters: ChainStages
+    filled: ChainStages
+
+    @property
+    def in_order(self) -> tuple[Simulated, ...]:
+        """Before balancing, and after each step."""
+        return self.start, self.data, self.stages, self.memory
+
+
+def simulate_epochs(
+    source: SampleSource, ranks: Layout, cluster: ClusterConfig, trainable: tuple[str, ...] = ("all",)
+) -> BalancedEpochs:
+    """Simulates a model before balancing and after each step of it.
 
     A padded microbatch has a sample a row, a packed one a row for each of the encoder's replicas, of which there are tp
     beside each of the backbone's.
+
+    Args:
+        source: The samples, and the model.
+        ranks: The ranks of the chain.
+        cluster: The devices.
+        trainable: The parts that train, as in `Workload`.
+
+    Raises:
+        PlanError: No stages fit.
     """
-    random = np.random.default_rng(0)
-    ranks, source = LAYOUTS[name], SampleSource(data.kinds[0][0], model)
+    random, model = np.random.default_rng(0), source.model
     sizes = source.draw(DRAWN, random)
-    padded = max(PADDED_SAMPLES, ranks.tp)
-    start = make_setting(model, cluster, ranks, source.padded_at_random(sizes, padded, random), padded)
+    samples = max(PADDED_SAMPLES, ranks.tp)
+    padded_rows = source.padded_at_random(sizes, samples, random)
+    padded = make_setting(model, cluster, ranks, padded_rows, samples, trainable)
     even, static = (
-        make_setting(model, cluster, ranks, source.grouped(sizes, random, static_shapes), ranks.tp)
+        make_setting(model, cluster, ranks, source.grouped(sizes, random, static_shapes), ranks.tp, trainable)
         for static_shapes in (False, True)
     )
     counts = by_parameters(even.chain, ranks.pp)
@@ -142,19 +199,28 @@ def measure_model(name: str, model: ModelConfig, data: SyntheticData, cluster: C
         for chain, setting in ((_with_full_recomputation(even.chain), even), (even.chain, even), (static.chain, static))
     )
     if balanced is None or filled is None or filled_static is None:
-        raise PlanError(f"{name} does not fit {ranks.devices} devices of {cluster.name}")
-    epochs = [
-        start.simulate(recomputed),
-        even.simulate(recomputed),
-        even.simulate(uniform_stages(even.chain, balanced.counts, "full")),
-        even.simulate(filled),
-    ]
-    in_static_rows = static.simulate(filled_static)
+        raise PlanError(f"{model.backbone.name} does not fit {ranks.devices} devices of {cluster.name}")
+    return BalancedEpochs(
+        start=padded.simulate(recomputed),
+        data=even.simulate(recomputed),
+        stages=even.simulate(uniform_stages(even.chain, balanced.counts, "full")),
+        memory=even.simulate(filled),
+        in_static_rows=static.simulate(filled_static),
+        padded=padded,
+        even=even,
+        by_parameters=recomputed,
+        filled=filled,
+    )
+
+
+def measure_model(name: str, model: ModelConfig, data: SyntheticData, cluster: ClusterConfig) -> list[Row]:
+    """The rows of one model."""
+    epochs = simulate_epochs(SampleSource(data.kinds[0][0], model), LAYOUTS[name], cluster)
     return [
-        *_step_rows(name, epochs),
-        _row(f"{name}, + memory, in rows of static shape: GPU-days", in_static_rows.gpu_days),
-        *_spread_rows(name, even, recomputed, filled),
-        *_search_rows(name, even, filled),
+        *_step_rows(name, epochs.in_order),
+        _row(f"{name}, + memory, in rows of static shape: GPU-days", epochs.in_static_rows.gpu_days),
+        *_spread_rows(name, epochs.even, epochs.by_parameters, epochs.filled),
+        *_search_rows(name, epochs.even, epochs.filled),
     ]
 
 

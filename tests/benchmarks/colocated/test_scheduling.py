@@ -35,7 +35,7 @@ def test_a_copy_of_the_encoder_is_on_the_devices_of_each_pipeline_rank(case):
 
 
 def test_shares_are_of_the_encoders_work_and_fine_steps_are_no_longer(case, monkeypatch):
-    monkeypatch.setattr(scheduling, "SLICES", {1: 6})
+    monkeypatch.setattr(scheduling, "STRONG_CHUNKS", (1,))
     rows = {str(row["name"]): row for row in scheduling.scheduling_rows(case)}
     assert len(rows) == 8
     shares = [row["value"] for name, row in rows.items() if "share" in name]
