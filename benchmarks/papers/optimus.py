@@ -66,8 +66,7 @@ def rows(plans: BestPlans) -> Iterator[PaperRow]:
     yield mean_row([*weak, *strong])
     yield from small_rows(case_of(settings.SMALL), plans)
     for setting in settings.TWO_ENCODERS:
-        title = setting.model.replace("_gpt_175b", "").replace("_", " ").replace("vit ", "ViT-").upper()
-        yield from step_rows(TWO, steps_of(case_of(setting), title, plans))
+        yield from step_rows(TWO, steps_of(case_of(setting), two_title(setting), plans))
     largest = strong[-1]
     yield from bubble_rows(largest)
     yield from (memory_row(steps) for steps in (*weak, *strong))
@@ -103,6 +102,12 @@ def paper_colocated(case: OptimusCase) -> SimulatedPlan:
     if not simulated:
         raise reason
     return min(simulated, key=lambda each: each.timeline.step)
+
+
+def two_title(setting: OptimusSetting) -> str:
+    """The paper's name of a model with two encoders, such as "DualEnc(22B, 5B)"."""
+    sizes = setting.model.removesuffix("_gpt_175b").removeprefix("vit_").split("_vit_")
+    return f"DualEnc({', '.join(map(str.upper, sizes))})"
 
 
 def strong_published(setting: OptimusSetting) -> Mapping[tuple[str, str], Band]:
@@ -154,12 +159,12 @@ def _mean(figures: Sequence[Figure]) -> Figure:
     return Figure("simulated", exactly(statistics.mean(figure.value.most for figure in figures)), Band(least, most))
 
 
-def small_rows(case: OptimusCase, plans: BestPlans) -> Iterator[PaperRow]:
+def small_rows(case: OptimusCase, plans: BestPlans, *, search: bool = True) -> Iterator[PaperRow]:
     """The comparison with Alpa and FSDP, whose layouts the text does not give: each has its best one."""
     systems = systems_of(case)
     named = {"Alpa": ALPA, "PyTorch FSDP": FSDP, OPTIMUS: COLOCATED}
     simulated = {name: systems[system](case) for name, system in named.items()}
-    best = plans.best(case.problem_with(1), case.setting.title)
+    best = plans.best(case.problem_with(1), case.setting.title, search=search)
     steps = Steps(case, "ViT-3B + GPT-11B, 8 A100s", simulated, best)
     for name, each in simulated.items():
         row = _row(SMALL, steps.title, name, SECONDS, "seconds", seconds_figure(each.timeline))

@@ -91,9 +91,9 @@ class PaperRow:
 
     @property
     def within(self) -> bool | None:
-        """Whether what was published may lie in the range at the paper's layout; None where one of them is missing."""
-        figure = self.at_layout or self.best
-        if self.published is None or figure is None or figure.range is None:
+        """Whether what was published may lie in the range at the paper's layout; None where none is simulated there."""
+        figure = self.at_layout
+        if self.published is None or figure is None or figure.kind != "simulated" or figure.range is None:
             return None
         return self.published.overlaps(figure.range)
 

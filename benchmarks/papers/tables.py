@@ -87,7 +87,8 @@ def print_rows(rows: Sequence[PaperRow]) -> None:
 def row_in_words(row: PaperRow) -> str:
     """The figures of a row, each with its range."""
     words = [f"{band_in_words(row.published, row.unit)} published"] if row.published else []
-    for figure, where in ((row.at_layout, "at its layout"), (row.best, f"our best ({row.best_plan})")):
+    best = f"our best ({row.best_plan})" if row.best_plan else "of our best"
+    for figure, where in ((row.at_layout, "at its layout"), (row.best, best)):
         if figure is not None:
             range_ = f" ({band_in_words(figure.range, row.unit)})" if figure.range else ""
             words.append(f"{band_in_words(figure.value, row.unit)}{range_} {figure.kind} {where}")

@@ -27,7 +27,7 @@ from sharding.simulation.timeline import Timeline
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
-PLACE = "multimodal over text alone"
+PLACE = "our table"
 GOAL = 0.98
 """Share of the throughput on text alone that the multimodal run should have."""
 

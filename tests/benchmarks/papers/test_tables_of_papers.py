@@ -18,13 +18,14 @@ from benchmarks.papers import (
     orchmllm,
     text_only,
 )
-from benchmarks.papers.best_plans import BestPlans
+from benchmarks.papers.best_plans import BestPlan, BestPlans
 from benchmarks.papers.orders import ORDERS, check_orders
 from benchmarks.papers.paper_rows import Band, PaperRow, exactly
 from configs.clusters import CLUSTERS
 from configs.workloads import Workload
 from mmjax import cli
 from mmjax.planning.problem import make_problem, workload_statistics
+from sharding.planners.policies.auto import run_policy
 from sharding.planners.problem import PlanningProblem
 from tests.benchmarks.colocated.test_colocated import TINY, shortened
 from tests.sharding.planners.problems import MODEL, data
@@ -55,9 +56,6 @@ def test_a_problem_is_planned_once(small):
     assert first is not second and first.simulated is second.simulated
     assert said[0] == "planning the problem" and len(said) == 2
     assert first.words.endswith("; no local search")
-    searched = plans.best(small, "the problem")
-    assert searched.simulated.timeline.step <= first.simulated.timeline.step * 1.02
-    assert len(said) == 4
 
 
 def test_disttrains_rows_have_its_published_figures_and_its_order(small, plans):
@@ -97,6 +95,7 @@ def test_parts_of_disttrain_are_simulated_or_timed(small):
     assert row.at_layout.range and row.at_layout.range.least <= row.at_layout.value.most <= row.at_layout.range.most
 
 
+@pytest.mark.processes
 def test_preprocessing_is_timed_in_the_trainer_and_over_the_service():
     here, received = disttrain_parts.preprocessing_rows(2, 256)
     assert here.at_layout and received.at_layout
@@ -133,7 +132,7 @@ def test_optimus_ratios_at_3072_are_those_of_the_abstract():
 
 def test_the_small_model_of_optimus_is_compared_with_alpa_and_fsdp(plans):
     case = shortened(dataclasses.replace(TINY, ranks=None))
-    rows = [*optimus.small_rows(case, plans)]
+    rows = [*optimus.small_rows(case, plans, search=False)]
     assert {row.quantity: row.published for row in rows if row.published} == {
         "throughput over Alpa": exactly(3.09),
         "throughput over PyTorch FSDP": exactly(1.151),
@@ -145,6 +144,8 @@ def test_two_encoders_have_no_balanced_baseline(plans):
     rows = [*optimus.step_rows(optimus.TWO, optimus.steps_of(case, "two", plans))]
     assert [row.system for row in rows] == ["Megatron-LM", "Optimus"]
     assert rows[1].at_layout is None and rows[1].best
+    titles = [optimus.two_title(setting) for setting in settings.TWO_ENCODERS]
+    assert titles == ["DualEnc(11B, 5B)", "DualEnc(22B, 5B)", "DualEnc(22B, 11B)"]  # table 6
 
 
 def test_omnibals_rows_have_its_gpu_days(plans):
@@ -182,12 +183,14 @@ def test_other_settings_of_omnibal_are_simulated_before_and_after():
     assert gain.at_layout.value.most == pytest.approx(ratio)
 
 
-def test_orchmllms_rows_have_its_published_figures(plans):
+def test_orchmllms_rows_have_its_published_figures():
     model, mix = described("mllm_10b", 448)
     samples = draw_step(model, mix, 8, 12)
     packed = orchmllm.problem_of_packed(model, mix, 8, 12)
     assert packed.rows % 8 == 0
-    best = plans.best(packed, "tiny", search=False)
+    simulated = run_policy(packed, "fsdp").simulated
+    assert simulated
+    best = BestPlan(simulated, "fsdp, 8 devices")
     setting = ModelSetting(448, MiniBatches(12, 8, 6), Megatron(1, 16))
     rows = [*orchmllm.overall_rows("mllm_84b", setting, samples, mix, best)]
     rows.append(orchmllm.most_row([row for row in rows if row.quantity == orchmllm.GAIN]))
@@ -195,7 +198,7 @@ def test_orchmllms_rows_have_its_published_figures(plans):
         ("MLLM-84B", "OrchMLLM", "MFU"): exactly(0.416),
         ("the most of the models", "OrchMLLM", "throughput over Megatron-LM"): exactly(3.1),
     }
-    assert all(row.best for row in rows if row.system == orchmllm.ORCH)
+    assert all(row.best for row in rows[:-1] if row.system == orchmllm.ORCH)
     assert not any(row.best for row in rows if row.system != orchmllm.ORCH)
 
 
