@@ -1,11 +1,12 @@
 """The best plan of a problem by all policies, made once for each problem of a run."""
 
+import math
 import time
 from typing import NamedTuple
 
 from benchmarks.papers.paper_rows import ReportProgress
 from sharding.html.numbers import count_of, seconds
-from sharding.planners.policies.auto import PLANNING_POLICIES, SimulatedPlan, run_policy
+from sharding.planners.policies.auto import PLANNING_POLICIES, PolicyResult, SimulatedPlan, run_policy
 from sharding.planners.policies.policy_comparison import PolicyComparison, compare_policies, comparison_of
 from sharding.planners.problem import PlanningProblem
 
@@ -52,9 +53,16 @@ class BestPlans:
     def _compare(self, problem: PlanningProblem, title: str, search: bool) -> PolicyComparison:
         self._report_progress(f"planning {title}")
         begin = time.process_time()
-        if search:
-            comparison = compare_policies(problem)
-        else:
-            comparison = comparison_of(problem, [run_policy(problem, policy) for policy in PLANNING_POLICIES])
+        comparison = compare_policies(problem) if search else comparison_of(problem, _of_policies(problem))
         self._report_progress(f"planned {title} in {seconds(time.process_time() - begin)}")
         return comparison
+
+
+def _of_policies(problem: PlanningProblem) -> list[PolicyResult]:
+    """The result of every policy; where one's steps are far longer than the shortest so far, it ends its search."""
+    results, shortest = [], math.inf
+    for policy in PLANNING_POLICIES:
+        results.append(run_policy(problem, policy, shortest))
+        if results[-1].simulated:
+            shortest = min(shortest, results[-1].timeline.step)
+    return results

@@ -28,6 +28,7 @@ from mmjax import cli
 from mmjax.planning.cluster_files import read_cluster
 from mmjax.planning.problem import make_problem
 from sharding.costs.published_errors import error_families
+from sharding.html.numbers import count_of
 from sharding.planners.layout_search import search_layouts
 from sharding.planners.placement import make_unit
 from sharding.planners.policies import rigid
@@ -95,7 +96,7 @@ def forward_rows(images: int, side: int) -> Iterator[PaperRow]:
         system = f"a stage of {unit.name}" if unit.name == problem.graph.backbone.name else unit.name
         yield _row(
             FORWARDS,
-            f"{images} images of {side} x {side}",
+            images_of(images, side),
             system,
             "seconds of a forward",
             "seconds",
@@ -103,6 +104,11 @@ def forward_rows(images: int, side: int) -> Iterator[PaperRow]:
             "encoder and generator are replicated over 8 devices, which divide the images of a row",
             "every image is generated as well",
         )
+
+
+def images_of(images: int, side: int) -> str:
+    """A row of figures by images, such as "2 images of 512 x 512"."""
+    return f"{count_of(images, 'image')} of {side} x {side}"
 
 
 def overlap_rows(name: str, tp: int) -> Iterator[PaperRow]:
@@ -180,7 +186,7 @@ def reordering_time_row(title: str, problem: PlanningProblem, plan: Plan) -> Pap
 def preprocessing_rows(images: int, side: int) -> Iterator[PaperRow]:
     """The time that a batch of one row takes the trainer: decoded by itself, and received from the service."""
     content = _photograph(side)
-    title = f"{images} images of {side} x {side}"
+    title = images_of(images, side)
     in_process = timed(lambda: [_decode(content, side) for _ in range(images)])
     yield _row(
         PREPROCESSING,

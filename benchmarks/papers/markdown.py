@@ -15,8 +15,9 @@ _INTRODUCTION = """\
     python -m benchmarks.papers --json
     python -m benchmarks.papers --page=papers.html
 
-**Setup.** {date}, {versions}. Figures are **simulated** by the costs of `sharding/costs`, unless they are said to be
-computed (by an algorithm, without costs) or measured (by the processor's clock of this machine); nothing ran on a GPU.
+**Setup.** {date}, {versions}.
+Figures are **simulated** by the costs of `sharding/costs`, unless they are said to be computed (by an algorithm,
+without costs) or measured (by the processor's clock of this machine); nothing ran on a GPU.
 What each figure means, where its range comes from, and what came out is on the page
 [Papers](../../docs/reference/papers.md). "Published" is empty where the text at hand does not state a figure. MFU has
 two ends: the squares of causal attention halved, and whole. Numbers in brackets are assumptions, listed below each

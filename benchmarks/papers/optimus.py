@@ -2,7 +2,8 @@
 
 At the paper's layout, colocated plans have the backbone on its DP x PP x TP and a copy of the encoder on the devices of
 each pipeline rank, with one chunk a rank or V of them, whichever takes the shorter step. The paper does not state the
-encoder's own layout. Rows have two samples, the paper's microbatch, in every system.
+encoder's own layout. Rows have two samples, the paper's microbatch, in every system and in our best plan, for which
+rows of one sample can be better (`benchmarks/results/colocated.md`).
 """
 
 import dataclasses

@@ -179,6 +179,8 @@ ORDERS: tuple[SystemOrder, ...] = (
         quantity=optimus.SECONDS,
         systems=(optimus.OPTIMUS, optimus.MEGATRON_BALANCED, optimus.MEGATRON),
         source="section 5.2.1",
+        why="The encoder's gathers and reductions on every pipeline rank are exposed here, and hops occupy the devices "
+        "at both ends, which costs plans with chunks and copies most.",
     ),
     SystemOrder(
         paper="optimus",
@@ -186,6 +188,8 @@ ORDERS: tuple[SystemOrder, ...] = (
         quantity=optimus.SECONDS,
         systems=(optimus.OPTIMUS, "PyTorch FSDP", "Alpa"),
         source="section 5.2.2",
+        why="Fully sharded, eight devices have no bubbles that colocation could fill; what the runtimes of Alpa and "
+        "PyTorch cost beside the same kernels is not simulated.",
     ),
     *(
         SystemOrder(
