@@ -11,16 +11,25 @@ all.
 `stalls`: where items are dealt, all replicas of a module wait for each other in every microbatch, and modules for each
 other as far as microbatches in flight leave no slack. A microbatch that takes one module long and the next that takes
 another long then add up: over every WINDOW consecutive microbatches, the longest of the modules' sums counts.
+
+Where hops occupy the devices at both ends, their seconds count in `work` and `path`, and modules wait for each other in
+every microbatch. Ranks with chunks then wait for each other too (`seconds_in_slots`), or for the modules beside them:
+pp microbatches follow each other through the first and the last chunk, each in a fraction of the time that an encoder
+or a generator takes for it.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from sharding.costs.step_costs import StageWork
+from sharding.planners.hop_seconds import EdgeSeconds, hops_between, hops_within, rank_hop_seconds, seconds_in_slots
 from sharding.planners.layout_search import DisjointLayout, ModuleChoice
 from sharding.planners.placement import unit_of_choice
 from sharding.planners.problem import PlanningProblem
+from sharding.plans.unit_plan import UnitPlan
 
 WINDOW = 3
 """Microbatches: one, and as many more as planned layouts leave memory for."""
@@ -53,6 +62,26 @@ class _ModuleSeconds(NamedTuple):
     update: float
 
 
+class _RankSeconds(NamedTuple):
+    """What `_ModuleSeconds` does not say of hops that occupy the devices at both ends.
+
+    Attributes:
+        unit: The choice as a unit.
+        work: Seconds of all forwards, backwards and hops within the unit, on the slowest replica of each pipeline rank.
+        by_microbatch: Seconds of each of its microbatches, on the replica that takes longest for it.
+        path: Seconds of a microbatch's hops from the first stage to the last, and of its gradients' hops back.
+        waits: Seconds in which ranks with chunks wait for each other.
+        end_chunks: Mean seconds of a microbatch's forward and backward in the first and in the last stage.
+    """
+
+    unit: UnitPlan
+    work: Float[np.ndarray, " p"]
+    by_microbatch: Float[np.ndarray, "p m"]
+    path: Float[np.ndarray, " 2"]
+    waits: float
+    end_chunks: tuple[float, float]
+
+
 class StepEstimate:
     """Estimates the steps of layouts of one problem; the seconds of a choice of a module are computed once.
 
@@ -62,15 +91,23 @@ class StepEstimate:
 
     def __init__(self, problem: PlanningProblem) -> None:
         self._problem = problem
+        self._units: dict[tuple[str, ModuleChoice], UnitPlan] = {}
         self._modules: dict[tuple[str, ModuleChoice, int], _ModuleSeconds] = {}
+        self._ranks: dict[tuple[str, ModuleChoice, int], _RankSeconds] = {}
+        self._edges: dict[tuple, EdgeSeconds] = {}
 
     def seconds(self, layout: DisjointLayout) -> float:
         """The estimate of a layout's step."""
         modules = {name: self._module(name, choice, layout.microbatches) for name, choice in layout.choices.items()}
+        burst, window = 0.0, 1
+        if self._problem.rendezvous:
+            modules = self._with_hops(modules, layout)
+        else:
+            burst, window = self._burst(modules), WINDOW
         steady = (layout.microbatches - 1) / layout.microbatches
         longest = max(self._path(modules, name) + steady * module.slowest_rank for name, module in modules.items())
-        stalls = _stalls(modules) if any(choice.dealt for choice in layout.choices.values()) else 0.0
-        return longest + steady * stalls + self._burst(modules) + max(module.update for module in modules.values())
+        stalls = _stalls(modules, window) if any(choice.dealt for choice in layout.choices.values()) else 0.0
+        return longest + steady * stalls + burst + max(module.update for module in modules.values())
 
     def chunk_gain(self, layout: DisjointLayout) -> float:
         """Seconds by which more chunks of the backbone can shorten a layout's step at most: its path through them."""
@@ -118,10 +155,15 @@ class StepEstimate:
             after_backward[name] = max(module_seconds.reduce, rest)
         raise KeyError(bottleneck)
 
+    def _unit(self, name: str, choice: ModuleChoice) -> UnitPlan:
+        if (name, choice) not in self._units:
+            self._units[name, choice] = unit_of_choice(self._problem, name, choice)
+        return self._units[name, choice]
+
     def _module(self, name: str, choice: ModuleChoice, microbatches: int) -> _ModuleSeconds:
         key = (name, choice, microbatches)
         if key not in self._modules:
-            unit = unit_of_choice(self._problem, name, choice)
+            unit = self._unit(name, choice)
             stages = self._problem.unit_work(unit, microbatches)
             ranks = [stages[rank :: unit.pp] for rank in range(unit.pp)]
             work = [float(np.max(sum(stage.work for stage in rank))) for rank in ranks]
@@ -138,11 +180,94 @@ class StepEstimate:
                 reduce=sum(stage.reduce for stage in ranks[0]),
                 update=max(sum(stage.update for stage in rank) for rank in ranks),
             )
+            if self._problem.rendezvous:
+                self._ranks[key] = self._rank_seconds(unit, stages, microbatches)
         return self._modules[key]
 
+    def _rank_seconds(self, unit: UnitPlan, stages: Sequence[StageWork], microbatches: int) -> _RankSeconds:
+        hops = hops_within(unit, microbatches, self._problem.sampled_costs)
+        hops[1] *= [stage.backward.any() for stage in stages[:-1]]  # gradients go to the stages that compute some
+        on_ranks = rank_hop_seconds(hops.sum(axis=0), unit.pp)
+        ranks = [stages[rank :: unit.pp] for rank in range(unit.pp)]
+        work = np.array([np.max(sum(stage.work for stage in rank)) for rank in ranks])
+        by_microbatch = np.array([sum(stage.slowest for stage in rank) for rank in ranks])
+        passes = np.array([[stage.forward.max(), stage.backward.max()] for stage in stages]) / microbatches
+        waits = 0.0
+        if unit.parallelism.chunks > 1 and unit.pp > 1:
+            forward, backward = passes.reshape(-1, unit.pp, 2).transpose(2, 0, 1)
+            in_order = float(work.max()) + (passes.sum() - float(work.max()) / microbatches) / unit.parallelism.chunks
+            waits = max(0.0, seconds_in_slots(forward, backward, float(hops.mean()), microbatches) - in_order)
+            on_ranks = np.zeros(unit.pp)  # they are among the slots
+        return _RankSeconds(
+            unit=unit,
+            work=work + microbatches * on_ranks,
+            by_microbatch=by_microbatch + on_ranks[:, None],
+            path=hops.sum(axis=1),
+            waits=waits,
+            end_chunks=(float(passes[0].sum()), float(passes[-1].sum())),
+        )
 
-def _stalls(modules: dict[str, _ModuleSeconds]) -> float:
+    def _with_hops(self, modules: dict[str, _ModuleSeconds], layout: DisjointLayout) -> dict[str, _ModuleSeconds]:
+        """The modules, with the seconds of hops that occupy their devices, and of waits for modules beside them."""
+        microbatches = layout.microbatches
+        ranks = {name: self._ranks[name, choice, microbatches] for name, choice in layout.choices.items()}
+        ends = {name: np.zeros((2, microbatches)) for name in modules}  # on the first rank, and on the last
+        path = {name: module.path for name, module in ranks.items()}
+        for source, target in self._problem.graph.edges:
+            edge = self._edge(ranks[source].unit, ranks[target].unit, microbatches, modules[source].backward > 0)
+            ends[source][1] += edge.forward + edge.backward
+            ends[target][0] += edge.forward + edge.backward
+            path[target] = path[target] + [edge.forward.mean(), edge.backward.mean()]
+        with_hops = {}
+        for name, module in modules.items():
+            by_microbatch, work = ranks[name].by_microbatch.copy(), ranks[name].work.copy()
+            for rank, seconds in zip((0, -1), ends[name], strict=True):
+                by_microbatch[rank] += seconds
+                work[rank] += seconds.sum()
+            slowest = int(np.argmax(work))
+            with_hops[name] = module._replace(
+                slowest_rank=float(work[slowest]),
+                by_microbatch=by_microbatch[slowest],
+                forward=module.forward + float(path[name][0]),
+                backward=module.backward + float(path[name][1]),
+            )
+        return self._with_waits(with_hops, ranks)
+
+    def _with_waits(
+        self, modules: dict[str, _ModuleSeconds], ranks: dict[str, _RankSeconds]
+    ) -> dict[str, _ModuleSeconds]:
+        """The modules, with what a backbone with chunks waits: for its own ranks, or for a module beside it.
+
+        The longest of these waits counts, because the others pass meanwhile.
+        """
+        backbone = self._problem.graph.backbone
+        module, chunked = modules[backbone.name], ranks[backbone.name]
+        if module.chunks == 1:
+            return modules
+        waits = np.full(len(module.by_microbatch), chunked.waits / len(module.by_microbatch))
+        for name in modules:
+            if name != backbone.name:
+                chunk = chunked.end_chunks[int(self._problem.is_generator(name))]
+                waits = np.maximum(waits, modules[name].by_microbatch - chunk)
+        slower = module._replace(
+            slowest_rank=module.slowest_rank + float(waits.sum()), by_microbatch=module.by_microbatch + waits
+        )
+        return {**modules, backbone.name: slower}
+
+    def _edge(self, source: UnitPlan, target: UnitPlan, microbatches: int, has_gradients: bool) -> EdgeSeconds:
+        """The hops between two units; they depend on the sizes of both alone."""
+        sizes = (
+            (unit.name, unit.parallelism, len(unit.stage_devices(0)), unit.phase_rows) for unit in (source, target)
+        )
+        key = (*sizes, microbatches)
+        if key not in self._edges:
+            edge = hops_between(source, target, microbatches, self._problem.sampled_costs)
+            self._edges[key] = edge if has_gradients else edge._replace(backward=np.zeros(microbatches))
+        return self._edges[key]
+
+
+def _stalls(modules: dict[str, _ModuleSeconds], window: int) -> float:
     """Seconds by which modules that wait for each other take longer than the slowest of them alone."""
     seconds = np.stack([module.by_microbatch for module in modules.values()])
-    windows = np.add.reduceat(seconds, np.arange(0, seconds.shape[1], WINDOW), axis=1)
+    windows = np.add.reduceat(seconds, np.arange(0, seconds.shape[1], window), axis=1)
     return float(windows.max(axis=0).sum() - seconds.sum(axis=1).max())

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sharding.planners.chain_problem import ChainProblem
+from sharding.planners.hop_seconds import rank_hop_seconds, seconds_in_slots
 from sharding.planners.infeasible import unfit_chain_error
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.planners.schedule_fields import MOST_EXTRA, with_stage_seconds
@@ -38,7 +39,8 @@ class _Balanced(NamedTuple):
 
     Attributes:
         seconds: The estimate of a step.
-        fill: Seconds of filling and draining the pipeline in it.
+        fill: Seconds of filling and draining the pipeline in it, where they can be told from others.
+        once: Seconds of gathers, reductions and updates in it.
         layout: The layout.
         chain: Its layers.
         stages: Its stages.
@@ -46,6 +48,7 @@ class _Balanced(NamedTuple):
 
     seconds: float
     fill: float
+    once: float
     layout: ChainLayout
     chain: LayerChain
     stages: ChainStages
@@ -83,10 +86,13 @@ def _best_layouts(chain: ChainProblem) -> list[_Balanced]:
     """The layouts with the shortest estimates, best first; none if nothing fits."""
     layouts = list(chain.sizes.layouts(chain.problem.devices))
     most_chunks = [chain.sizes.chunks_of(layout) for layout in layouts]
-    bounds = [
-        chain.least_seconds(dataclasses.replace(layout, chunks=chunks))
-        for layout, chunks in zip(layouts, most_chunks, strict=True)
-    ]
+    add_chunks, bounds = _with_waiting_chunks, [chain.least_seconds(layout) for layout in layouts]
+    if not chain.problem.rendezvous:
+        add_chunks = _with_chunks
+        bounds = [
+            chain.least_seconds(dataclasses.replace(layout, chunks=chunks))
+            for layout, chunks in zip(layouts, most_chunks, strict=True)
+        ]
     candidates: list[_Balanced] = []
     partitioned, best = 0, np.inf
     for index in np.argsort(bounds, kind="stable").tolist():
@@ -98,7 +104,7 @@ def _best_layouts(chain: ChainProblem) -> list[_Balanced]:
         whole = _balance(chain, layout)
         if whole is None:
             continue  # with chunks, more microbatches are in flight
-        with_chunks = _with_chunks(chain, whole, most_chunks[index], best)
+        with_chunks = add_chunks(chain, whole, most_chunks[index], best)
         candidates += [whole, *with_chunks]
         best = min(best, *(balanced.seconds for balanced in (whole, *with_chunks)))
         partitioned += 1
@@ -133,21 +139,53 @@ def _with_chunks(chain: ChainProblem, whole: _Balanced, most: int, best: float) 
     return candidates
 
 
+def _with_waiting_chunks(chain: ChainProblem, whole: _Balanced, most: int, best: float) -> list[_Balanced]:
+    """Returns a layout with chunks whose ranks wait for each other, where they may still be worthwhile.
+
+    Of the most chunks, half as many, and so on, the number is taken with which a step is the shortest if all chunks are
+    alike.
+    """
+    passes = whole.stages.pass_seconds(whole.chain).mean(axis=1)
+    hops = whole.stages.hop_seconds(whole.chain)
+    expected: dict[int, float] = {}
+    while most > 1:
+        forward, backward = (np.full((most, whole.layout.pp), seconds / most) for seconds in passes)
+        waiting = seconds_in_slots(forward, backward, float(hops.mean()), whole.layout.microbatches)
+        expected[most] = whole.once + waiting
+        most //= 2
+    chunks = min(expected, key=expected.__getitem__, default=1)
+    if chunks == 1 or expected[chunks] + _WORTHWHILE * whole.seconds > min(best, whole.seconds):
+        return []
+    balanced = _balance(chain, dataclasses.replace(whole.layout, chunks=chunks))
+    return [balanced] if balanced else []
+
+
 def _balance(chain: ChainProblem, layout: ChainLayout) -> _Balanced | None:
     """The stages of a layout, with an estimate of the step; None if it does not fit.
 
     seconds = microbatches * slowest rank + (all ranks - slowest rank) / chunks + gather + reduction + update
+
+    Where hops occupy the devices at both ends, they count in the seconds of ranks, and with chunks the ranks wait for
+    each other (`seconds_in_slots`).
     """
     layers = chain.layers(layout, MOST_EXTRA * layout.chunks)
     stages = balanced_stages(layers, layout, chain.problem.cluster.usable_memory)
     if stages is None:
         return None
-    ranks = stages.rank_seconds(layers, layout.pp)
-    fill = float(ranks.sum() - ranks.max()) / layout.chunks
     work = chain.problem.unit_work(stages.plan(layers, layout).units[0], layout.microbatches)
     first = work[:: layout.pp]
     once = sum(stage.gather + stage.reduce for stage in first) + max(stage.update for stage in work)
-    return _Balanced(float(layout.microbatches * ranks.max()) + fill + once, fill, layout, layers, stages)
+    ranks = stages.rank_seconds(layers, layout.pp)
+    rendezvous = chain.problem.rendezvous
+    if rendezvous:
+        hops = stages.hop_seconds(layers) * [1 + stage.backward.any() for stage in work[:-1]]
+        if layout.chunks > 1:
+            forward, backward = stages.pass_seconds(layers).reshape(2, layout.chunks, layout.pp)
+            total = seconds_in_slots(forward, backward, float(hops.mean()) / 2, layout.microbatches)
+            return _Balanced(total + once, 0.0, once, layout, layers, stages)
+        ranks = ranks + rank_hop_seconds(hops, layout.pp)
+    fill = float(ranks.sum() - ranks.max()) / layout.chunks
+    return _Balanced(float(layout.microbatches * ranks.max()) + fill + once, fill, once, layout, layers, stages)
 
 
 def _scheduled_plan(problem: PlanningProblem, balanced: _Balanced) -> Plan:

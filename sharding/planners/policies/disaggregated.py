@@ -76,7 +76,8 @@ def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str
     The best sizes of the backbone are searched twice: with memory for more microbatches in flight than the schedule
     needs, where stages hardly wait for each other, and, for the shortest of all, without. Each number of chunks is
     searched by itself, because objective and estimate take more account of the fill that chunks shorten than of their
-    waits; of three or more only the best layout is taken.
+    waits; of three or more only the best layout is taken. Where hops occupy both ends the estimate knows the waits, and
+    numbers of chunks with which the step is far longer than with another are left out.
     """
     estimate = StepEstimate(problem)
     half = -(-count // 2)
@@ -85,16 +86,22 @@ def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str
     choices: list[int] = sorted(set(problem.chunk_choices) & set(table.chunks.tolist()))
     while choices:
         chunks = choices.pop(0)
-        sizes = half if chunks <= 2 else 1
+        # Where ranks wait for hops, more microbatches in flight gain little, and chunks hardly ever anything.
+        most_sizes = 1 if problem.rendezvous else 2
+        sizes = half if chunks <= most_sizes else 1
         layouts = _layouts_worth_simulating(estimate, problem, sizes, max_devices, ROOMY, chunks)
-        if chunks <= 2 or not layouts:
-            layouts += _layouts_worth_simulating(estimate, problem, 1 if layouts else sizes, max_devices, 0, chunks)
+        if chunks <= most_sizes or not layouts:
+            tight = 1 if layouts and not problem.rendezvous else sizes
+            layouts += _layouts_worth_simulating(estimate, problem, tight, max_devices, 0, chunks)
         if not layouts and chunks == 1:
             break  # with chunks, more microbatches are in flight
         if layouts:
             layouts.sort(key=estimate.seconds)
-            by_chunks.append(layouts if chunks <= 2 else layouts[:1])
+            by_chunks.append(layouts if chunks <= most_sizes else layouts[:1])
             choices = _useful_chunks(problem, estimate, choices, chunks, [same_chunks[0] for same_chunks in by_chunks])
+    if problem.rendezvous and by_chunks:
+        limit = min(estimate.seconds(same_chunks[0]) for same_chunks in by_chunks) * (1 + _UNSURE)
+        by_chunks = [same_chunks for same_chunks in by_chunks if estimate.seconds(same_chunks[0]) <= limit]
     over_best = [
         (estimate.seconds(candidate) / estimate.seconds(same_chunks[0]), candidate)
         for same_chunks in by_chunks
@@ -128,6 +135,10 @@ def _useful_chunks(
     """
     fill, worthwhile = estimate.chunk_gain(fastest[-1]), _WORTHWHILE * estimate.seconds(fastest[-1])
     useful = [more for more in choices if fill * (1 - chunks / more) >= worthwhile]
+    if problem.rendezvous and len(fastest) > 1:
+        before, latest = map(estimate.seconds, fastest[-2:])
+        if latest > before * (1 + _UNSURE):
+            return []
     if useful and len(fastest) > 1:
         before, latest = (problem.simulate(scheduled_plan(problem, layout)).step for layout in fastest[-2:])
         return useful if latest <= before * (1 - _WORTHWHILE) else []

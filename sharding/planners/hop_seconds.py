@@ -1,0 +1,116 @@
+"""Seconds for which hops occupy the devices at both ends (`PlanningProblem.rendezvous`), and the waits they cause.
+
+Estimates add them to what stages compute; what a hop takes is asked of `HopCosts`. A hop between units waits for all
+replicas of both where items are dealt, and counts on the replica that it takes longest for.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from sharding.costs.batch_costs import BatchCosts
+from sharding.costs.stages.hop_costs import HopCosts
+from sharding.plans.resolved.stage_graph import StageGraph, StageId
+from sharding.plans.unit_layers import program_layers
+from sharding.plans.unit_plan import UnitPlan
+
+
+class EdgeSeconds(NamedTuple):
+    """Seconds of the hops of every microbatch between two stages.
+
+    Attributes:
+        forward: Of the activations.
+        backward: Of the gradients, where they are sent.
+    """
+
+    forward: Float[np.ndarray, " m"]
+    backward: Float[np.ndarray, " m"]
+
+
+def hops_between(source: UnitPlan, target: UnitPlan, microbatches: int, batch: BatchCosts) -> EdgeSeconds:
+    """The hops from the last stage of one unit to the first of another, as if their devices followed each other."""
+    first, last = (target.name, 0), (source.name, source.program_count - 1)
+    senders, receivers = len(source.stage_devices(last[1])), len(target.stage_devices(0))
+    stages = StageGraph(
+        {last: frozenset(range(senders)), first: frozenset(range(senders, senders + receivers))},
+        ((last, first),),
+        exchanges=frozenset([(last, first)] if source.phase_rows or target.phase_rows else []),
+    )
+    hops = HopCosts((source, target), program_layers((source, target), batch.graph), microbatches, batch, stages)
+    return _edge_seconds(hops, last, first)
+
+
+def hops_within(unit: UnitPlan, microbatches: int, batch: BatchCosts) -> Float[np.ndarray, "2 s-1"]:
+    """Mean seconds of a microbatch's hops between consecutive stages of a unit, forward and back.
+
+    Hops of equal arrays that are inside a node, or between nodes, are costed once.
+    """
+    runs, per_node = program_layers((unit,), batch.graph), batch.costs.devices_per_node
+    known: dict[tuple, tuple[float, float]] = {}
+    seconds = []
+    for number in range(unit.program_count - 1):
+        source, target = (unit.name, number), (unit.name, number + 1)
+        ends = [unit.stage_devices(stage) for stage in (number, number + 1)]
+        before, after = runs[source][-1], runs[target][0]
+        layer = batch.graph[before.module].layers_between(max(before.last - 1, 0), before.last)[-1][0].name
+        nodes = {device // per_node for devices in ends for device in (devices[0], devices[-1])}
+        key = (before.module, layer, after.module, len(nodes) == 1)
+        if key not in known:
+            stages = StageGraph(
+                {stage: frozenset(devices) for stage, devices in zip((source, target), ends, strict=True)},
+                ((source, target),),
+            )
+            edge = _edge_seconds(HopCosts((unit,), runs, microbatches, batch, stages), source, target)
+            known[key] = float(edge.forward.mean()), float(edge.backward.mean())
+        seconds.append(known[key])
+    return np.array(seconds, float).reshape(-1, 2).T
+
+
+def _edge_seconds(hops: HopCosts, source: StageId, target: StageId) -> EdgeSeconds:
+    return EdgeSeconds(*(hops.seconds(source, target, back).max(axis=1) for back in (False, True)))
+
+
+def rank_hop_seconds(hops: Float[np.ndarray, " s-1"], pp: int) -> Float[np.ndarray, " p"]:
+    """Seconds of hops between consecutive stages, on each pipeline rank: virtual stage v is on rank v % pp.
+
+    Args:
+        hops: Seconds of a microbatch's hops from each stage to the next, forward and back.
+        pp: Number of pipeline ranks.
+    """
+    sent, received = np.append(hops, 0.0), np.append(0.0, hops)
+    return (sent + received).reshape(-1, pp).sum(axis=0)
+
+
+def seconds_in_slots(
+    forward: Float[np.ndarray, "v p"], backward: Float[np.ndarray, "v p"], hop: float, microbatches: int
+) -> float:
+    """Seconds of all forwards and backwards of p pipeline ranks of v > 1 chunks whose hops occupy both ends.
+
+    In the order of interleaved 1F1B a rank computes forwards while its neighbours compute backwards. Without chunks it
+    meets each of them once in a forward and a backward. With chunks the last rank sends to the first, so that all wait
+    for each other around this ring: after every op, a rank waits for the longer op of its neighbours. Where all ranks
+    run forwards, or all backwards, their hops follow each other around the ring.
+
+    Args:
+        forward: Seconds of a mean microbatch's forward in each chunk of each rank.
+        backward: Seconds of its backward.
+        hop: Mean seconds of a hop.
+        microbatches: Microbatches of a step.
+    """
+    chunks, pp = forward.shape
+    passes = microbatches * chunks
+    slots = 2 * (passes + pp - 1)
+    seconds, direction = np.zeros((2, pp, slots))
+    number = np.arange(passes)
+    chunk = number % (pp * chunks) // pp
+    for rank in range(pp):
+        warm_up = min(passes, (chunks - 1) * pp + 2 * (pp - 1 - rank))
+        steady = rank + warm_up + 2 * np.arange(passes - warm_up)
+        of_forwards = np.append(rank + np.arange(warm_up), steady)
+        of_backwards = np.append(steady + 1, slots - rank - np.arange(warm_up, 0, -1))
+        seconds[rank, of_forwards], direction[rank, of_forwards] = forward[chunk, rank], 1
+        seconds[rank, of_backwards], direction[rank, of_backwards] = backward[chunks - 1 - chunk, rank], -1
+    longest = np.maximum(seconds, np.maximum(np.roll(seconds, 1, axis=0), np.roll(seconds, -1, axis=0)))
+    hops_in_turn = np.abs(direction.sum(axis=0)) + 2  # a rank and a neighbour send to each other
+    return float(longest.mean(axis=0).sum() + hop * hops_in_turn.sum())
