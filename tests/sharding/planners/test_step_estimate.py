@@ -10,8 +10,21 @@ from configs.clusters import Link
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.planners.layout_search import search_layouts
 from sharding.planners.placement import plan_of_layout
+from sharding.planners.schedule_fields import scheduled_plan
 from sharding.planners.step_estimate import StepEstimate
-from tests.sharding.planners.problems import BACKBONE, build_problem, problem, recipes, uniform
+from tests.sharding.planners.problems import (
+    AUDIO,
+    BACKBONE,
+    GENERATOR,
+    TRANSFORMER,
+    VISION,
+    build_problem,
+    problem,
+    recipes,
+    uniform,
+)
+
+WHOLE = ModelConfig((VISION,), BACKBONE, (GENERATOR,))
 
 
 @given(recipes())
@@ -54,3 +67,30 @@ def test_it_sees_what_the_objective_leaves_out():
     errors = [abs(estimate.seconds(layout) / step - 1) for layout, step in zip(layouts, steps, strict=True)]
     objective_errors = [abs(layout.seconds / step - 1) for layout, step in zip(layouts, steps, strict=True)]
     assert sum(errors) < sum(objective_errors) and max(errors) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("model", "devices", "rows", "chunks", "bound"),
+    [
+        (WHOLE, 14, 24, 1, 0.08),
+        (WHOLE, 24, 48, 1, 0.1),
+        (WHOLE, 14, 24, 2, 0.2),
+        (WHOLE, 24, 48, 2, 0.15),
+        (ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,)), 24, 24, 1, 0.15),
+        (ModelConfig((VISION,), BACKBONE, ()), 16, 32, 2, 0.1),
+        (ModelConfig((), BACKBONE, (TRANSFORMER,)), 16, 32, 1, 0.05),
+    ],
+)
+def test_it_knows_that_hops_occupy_both_ends(model, devices, rows, chunks, bound):
+    """On a slow network; the estimate where hops occupy no device is farther off."""
+    case = problem(model, devices, rows, chunks=(1, chunks))
+    slow = dataclasses.replace(case.cluster, inter_node=Link(2e7, 1e-5))
+    free = dataclasses.replace(case, cluster=slow, costs=AnalyticCostModel(slow))
+    case = dataclasses.replace(free, hops="rendezvous")
+    layouts = search_layouts(case, 6, chunks=chunks)
+    steps = [case.simulate(scheduled_plan(case, layout)).step for layout in layouts]
+    estimate, without = (
+        [each.seconds(layout) / step - 1 for layout, step in zip(layouts, steps, strict=True)]
+        for each in (StepEstimate(case), StepEstimate(free))
+    )
+    assert sum(map(abs, estimate)) / len(layouts) <= bound < sum(map(abs, without)) / len(layouts)
