@@ -76,8 +76,11 @@ def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str
     The best sizes of the backbone are searched twice: with memory for more microbatches in flight than the schedule
     needs, where stages hardly wait for each other, and, for the shortest of all, without. Each number of chunks is
     searched by itself, because objective and estimate take more account of the fill that chunks shorten than of their
-    waits; of three or more only the best layout is taken. Where hops occupy both ends the estimate knows the waits, and
-    numbers of chunks with which the step is far longer than with another are left out.
+    waits; of three or more only the best layout is taken.
+
+    Where hops occupy both ends, more microbatches in flight gain little, so that all of the best sizes are searched
+    without too. Chunks hardly ever gain anything: only the best layout with them is taken, and none where the estimate,
+    which knows the waits there, is far longer than with another number.
     """
     estimate = StepEstimate(problem)
     half = -(-count // 2)
@@ -86,18 +89,17 @@ def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str
     choices: list[int] = sorted(set(problem.chunk_choices) & set(table.chunks.tolist()))
     while choices:
         chunks = choices.pop(0)
-        # Where ranks wait for hops, more microbatches in flight gain little, and chunks hardly ever anything.
-        most_sizes = 1 if problem.rendezvous else 2
-        sizes = half if chunks <= most_sizes else 1
+        has_several = chunks == 1 or (chunks == 2 and not problem.rendezvous)
+        sizes = half if has_several else 1
         layouts = _layouts_worth_simulating(estimate, problem, sizes, max_devices, ROOMY, chunks)
-        if chunks <= most_sizes or not layouts:
+        if has_several or not layouts:
             tight = 1 if layouts and not problem.rendezvous else sizes
             layouts += _layouts_worth_simulating(estimate, problem, tight, max_devices, 0, chunks)
         if not layouts and chunks == 1:
             break  # with chunks, more microbatches are in flight
         if layouts:
             layouts.sort(key=estimate.seconds)
-            by_chunks.append(layouts if chunks <= most_sizes else layouts[:1])
+            by_chunks.append(layouts if has_several else layouts[:1])
             choices = _useful_chunks(problem, estimate, choices, chunks, [same_chunks[0] for same_chunks in by_chunks])
     if problem.rendezvous and by_chunks:
         limit = min(estimate.seconds(same_chunks[0]) for same_chunks in by_chunks) * (1 + _UNSURE)
