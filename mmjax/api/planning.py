@@ -111,7 +111,7 @@ def simulate(
     inputs = _inputs(subject, cluster, devices, rows, made_for, left_out)
     problem = dataclasses.replace(inputs, hops=hops or made_for.hops or "auto").problem()
     resolve_plan(laid_out, problem.graph, problem.devices)
-    check_positions(laid_out.units, problem.row_positions)
+    check_positions(laid_out.units, problem.graph, problem.row_positions)
     check_gathered_layers(problem, laid_out)
     with display_call() as display:
         display.show(SIMULATING, 0, 1)

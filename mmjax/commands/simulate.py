@@ -65,7 +65,7 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
     from sharding.simulation.summary import timeline_summary
 
     problem = inputs.problem(devices)
-    check_positions(plan.units, problem.row_positions)
+    check_positions(plan.units, problem.graph, problem.row_positions)
     check_gathered_layers(problem, plan)
     _print_purpose(arguments.plan, plan, inputs, problem)
     with display_call() as display:

@@ -49,26 +49,33 @@ def capacities_of(problem: PlanningProblem, unit: UnitPlan, microbatches: int) -
     rows = problem.rows // microbatches
     drawn = _drawn_microbatches(problem.data, problem.rows, problem.seed, module.name, rows)
     needs = np.ceil(fullest_row(drawn, unit.phase_rows, module) - 1e-6).astype(int).tolist()
-    multiple = _multiple(unit, module, max(needs))
-    largest = _sufficient(problem, module, rows, unit.phase_rows, multiple)
+    slots = _slots(unit, module)
+    multiple = _multiple(module, slots, max(needs))
+    largest = _sufficient(problem, module, rows, unit.phase_rows, slots, multiple)
     sizes = least_padding_capacities(needs, MOST_CAPACITIES, multiple)
     if sizes and largest <= sizes[-1]:
         return sizes
     return (*least_padding_capacities(needs, MOST_CAPACITIES - 1, multiple), largest)
 
 
-def _multiple(unit: UnitPlan, module: ModuleSpec, most: int) -> int:
-    """Returns the size of which capacities are whole multiples.
+def _slots(unit: UnitPlan, module: ModuleSpec) -> int:
+    """Returns the values that every capacity is a multiple of.
 
     A token slot, or one for each tensor rank where these divide the positions, in each chunk of a row that
-    context-parallel ranks take; of rows that hold many blocks of positions, which kernels compute at a time, whole
-    blocks.
+    context-parallel ranks take.
     """
     divides_positions = (
         TENSOR_COLLECTIVES[unit.parallelism.collectives].sequence_parallel and module.layer.sequence_parallel
     )
     ranks = unit.parallelism.tp if divides_positions else 1
-    slots = module.values_per_slot * ranks * row_chunks(unit.parallelism.cp)
+    return module.values_per_slot * ranks * row_chunks(unit.parallelism.cp)
+
+
+def _multiple(module: ModuleSpec, slots: int, most: int) -> int:
+    """Returns the size of which most capacities are whole multiples: `slots`, or of rows with many blocks whole blocks.
+
+    A block are positions that kernels compute at a time.
+    """
     block = math.lcm(slots, _BLOCK * module.values_per_position)
     return block if module.layer.sequence_parallel and most >= _MANY_BLOCKS * block else slots
 
@@ -84,11 +91,13 @@ def _drawn_microbatches(
     return np.concatenate(drawn).reshape(-1, rows, len(LoadColumn)).sum(axis=1)
 
 
-def _sufficient(problem: PlanningProblem, module: ModuleSpec, rows: int, own_rows: int, multiple: int) -> int:
+def _sufficient(
+    problem: PlanningProblem, module: ModuleSpec, rows: int, own_rows: int, slots: int, multiple: int
+) -> int:
     """Returns a capacity that holds any microbatch, or all but very few."""
     row_capacity = problem.row_capacities.get(module.name)
     if row_capacity is not None:
-        return row_capacity * -(-rows // own_rows)
+        return slots * -(-row_capacity * -(-rows // own_rows) // slots)
     loads = problem.data.loads[module.name]
     values = item_values(loads, module)
     one_item = float((values / np.maximum(loads[:, LoadColumn.ITEMS], 1)).max())

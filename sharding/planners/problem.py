@@ -156,9 +156,16 @@ class PlanningProblem:
         """The context-parallel and expert ranks of a module."""
         return self.fixed_ranks.get(module, SINGLE_RANKS)
 
-    def collectives_of(self, module: str, tp: int) -> CollectivesName:
-        """Collectives of `tp` tensor ranks of a module around split matmuls: the cost model's, if possible."""
-        return "all_reduce" if tp == 1 or self.row_positions.get(module, 0) % tp else self.costs.collectives
+    def collectives_of(self, module: str, tp: int, cp: int | None = None) -> CollectivesName:
+        """Collectives of `tp` tensor ranks of a module around split matmuls: the cost model's, if possible.
+
+        Args:
+            module: The module.
+            tp: Tensor-parallel ranks of a replica.
+            cp: Context-parallel ranks of a replica; by default the ones that are given for the module.
+        """
+        ranks = tp * (self.fixed_ranks_of(module).cp if cp is None else cp)
+        return "all_reduce" if tp == 1 or self.row_positions.get(module, 0) % ranks else self.costs.collectives
 
     @functools.cached_property
     def has_generators(self) -> bool:

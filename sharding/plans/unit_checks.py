@@ -6,6 +6,7 @@
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
+from sharding.plans.parallelism import TENSOR_COLLECTIVES
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_layers import stage_layers
 from sharding.plans.unit_plan import UnitPlan
@@ -38,17 +39,39 @@ def check_row_chunks(where: str, cp: int, module: str, positions: int, source: s
         )
 
 
-def check_positions(units: Iterable[UnitPlan], positions: Mapping[str, int]) -> None:
-    """Raises PlanError if context-parallel ranks cannot divide the rows of a global batch.
+def check_rank_positions(unit: UnitPlan, module: str, positions: int, source: str = "the data configuration") -> None:
+    """Raises PlanError if tensor ranks that divide the positions of a row (`Parallelism.collectives`) cannot do so.
+
+    Args:
+        unit: The unit.
+        module: One of its modules, whose layers may have their positions divided.
+        positions: Positions of its rows, which the context-parallel ranks divide.
+        source: The field that sets these positions, for messages.
+    """
+    collectives = unit.parallelism.collectives
+    tp = unit.tensor_ranks_of(module) if TENSOR_COLLECTIVES[collectives].sequence_parallel else 1
+    rank_positions = positions // unit.parallelism.cp
+    if rank_positions % tp:
+        raise PlanError(
+            f"unit {unit.name}: its {tp} tensor ranks do not divide the {rank_positions} positions of a row of "
+            f'{module}, as collectives "{collectives}" has them; use a multiple of {tp} in {source}, or "all_reduce"'
+        )
+
+
+def check_positions(units: Iterable[UnitPlan], graph: ModuleGraph, positions: Mapping[str, int]) -> None:
+    """Raises PlanError if context-parallel or tensor ranks cannot divide the rows of a global batch.
 
     Args:
         units: A plan's units; units with rows of their own, which are of other sizes, are left out.
+        graph: The model's modules.
         positions: Positions of a row by module, where they are known.
     """
     for unit in units:
         for module in () if unit.phase_rows else unit.modules:
             if module in positions:
                 check_row_chunks(f"unit {unit.name}", unit.parallelism.cp, module, positions[module])
+                if graph[module].layer.sequence_parallel:
+                    check_rank_positions(unit, module, positions[module])
 
 
 def check_unit(unit: UnitPlan, graph: ModuleGraph, devices: int) -> None:

@@ -89,7 +89,7 @@ class Engine:
         per_node = cluster.devices_per_node if cluster else len(self.devices)
         self.dealt_phases = plan_phase_rows(plan, config, batch_spec, per_node, settings.quadratic_cost_weights)
         batch_spec = self.dealt_phases.batch_spec(batch_spec)
-        check_sequence_parallelism(plan, self.modules, self.stages, batch_spec, self.phases)
+        check_sequence_parallelism(plan, self.modules, batch_spec, self.phases)
         self._trained_parts, self.optimizer = trained, LayerOptimizer(settings.optimizer.algorithm)
         self.part_optimizers = make_part_optimizers(settings.optimizer, self.graph, trained, settings.steps)
         self.executor = build_executor(

@@ -23,7 +23,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.resolved.stage_graph import StageId
-from sharding.plans.unit_checks import check_row_chunks
+from sharding.plans.unit_checks import check_rank_positions, check_row_chunks
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.meshes import module_axes, stage_meshes
 from sharding.runtime.replica_meshes import ReplicaMeshes
@@ -144,7 +144,6 @@ def check_host_memory(plan: Plan, devices: Sequence[Any]) -> None:
 def check_sequence_parallelism(
     plan: Plan,
     modules: tuple[Module, ...],
-    stages: Mapping[StageId, PlacedStage],
     batch_spec: BatchSpec,
     phases: Mapping[str, PhaseRows],
 ) -> None:
@@ -153,16 +152,9 @@ def check_sequence_parallelism(
         unit = plan.unit_of(module.name)
         if not any(piece.sequence_parallel for piece in module.pieces):
             continue
-        tp = unit.tensor_ranks_of(module.name) if stages[unit.name, 0].axes[module.name].sequence else 1
         longest = batch_spec[module.name]["segments"].shape[1]
         fractions = phases[module.name].capacity_fractions if module.name in phases else (Fraction(1),)
         where = "its capacities" if unit.capacities else "the data configuration"
         for positions in (int(longest * fraction) for fraction in fractions):
             check_row_chunks(f"unit {unit.name}", unit.parallelism.cp, module.name, positions, where)
-            rank_positions = positions // unit.parallelism.cp
-            if rank_positions % tp:
-                raise PlanError(
-                    f"unit {unit.name}: its {tp} tensor ranks do not divide the {rank_positions} positions of a row of "
-                    f'{module.name}, as collectives "{unit.parallelism.collectives}" has them; use a multiple of {tp} '
-                    f'in {where}, or "all_reduce"'
-                )
+            check_rank_positions(unit, module.name, positions, where)

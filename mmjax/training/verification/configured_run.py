@@ -54,7 +54,7 @@ def layouts_to_verify(
         try:
             resolve_plan(plan, graph, devices, rows.count)
             find_schedule(plan.schedule)
-            check_positions(plan.units, rows.positions)
+            check_positions(plan.units, graph, rows.positions)
             layouts.append(NamedLayout(name, plan))
         except PlanError as error:
             if not with_defaults:

@@ -8,6 +8,7 @@ from sharding.planners.capacities import capacities_of
 from sharding.planners.placement import place_units
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.schedule_fields import with_stage_seconds
+from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved.resolved_plan import resolve_plan
@@ -78,7 +79,7 @@ def changed_plan(problem: PlanningProblem, plan: Plan, change: Change) -> Plan:
         changed = place_units(units, microbatches)
     changed = dataclasses.replace(changed, schedule=change.schedule or plan.schedule)
     resolve_plan(changed, problem.graph, problem.devices, problem.rows)
-    check_positions(changed.units, problem.row_positions)
+    check_positions(changed.units, problem.graph, problem.row_positions)
     changed = _with_capacities(problem, plan, changed)
     return _with_seconds(problem, plan, changed)
 
@@ -98,9 +99,6 @@ def _changed_unit(problem: PlanningProblem, unit: UnitPlan, change: UnitChange |
     change = change or UnitChange()
     layers = change.layers or unit.layers
     parallelism = dataclasses.replace(unit.parallelism, **_with_followers(problem, unit, change.parallelism))
-    extra = unit.schedule_hints.extra_microbatches if change.extra_microbatches is None else change.extra_microbatches
-    if change.extra_microbatches is None:
-        extra = min(extra, microbatches * parallelism.chunks - 1)
     phase_rows = unit.phase_rows if change.phase_rows is None else change.phase_rows
     return dataclasses.replace(
         unit,
@@ -110,16 +108,28 @@ def _changed_unit(problem: PlanningProblem, unit: UnitPlan, change: UnitChange |
         recompute=_recompute(change.policies or all_policies(unit), layers),
         phase_rows=phase_rows,
         capacities=unit.capacities if phase_rows else (),
-        schedule_hints=ScheduleHints(extra_microbatches=extra),
+        schedule_hints=_hints(unit, change, parallelism, microbatches),
     )
+
+
+def _hints(unit: UnitPlan, change: UnitChange, parallelism: Parallelism, microbatches: int) -> ScheduleHints:
+    """The hints without seconds; microbatches stay on their pipeline replicas if there are as many of both."""
+    old = unit.schedule_hints
+    extra = change.extra_microbatches
+    if extra is None:
+        extra = min(old.extra_microbatches, microbatches * parallelism.chunks - 1)
+    same = parallelism.pipeline_replicas == unit.parallelism.pipeline_replicas
+    kept = old.replica_of_microbatch if same and len(old.replica_of_microbatch) == microbatches else ()
+    return ScheduleHints(extra_microbatches=extra, replica_of_microbatch=kept)
 
 
 def _with_followers(problem: PlanningProblem, unit: UnitPlan, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The changed fields of `Parallelism`, with the fields that follow: collectives of tp, all replicas of fsdp."""
     followers: dict[str, Any] = {}
     if "tp" in fields:
-        followers["collectives"] = problem.collectives_of(unit.modules[0], fields["tp"])
-    if "dp" in fields and unit.parallelism.fsdp == unit.parallelism.dp:
+        cp = fields.get("cp", unit.parallelism.cp)
+        followers["collectives"] = problem.collectives_of(unit.modules[0], fields["tp"], cp)
+    if "dp" in fields and 1 < unit.parallelism.fsdp == unit.parallelism.dp:
         followers["fsdp"] = fields["dp"]
     return followers | dict(fields)
 

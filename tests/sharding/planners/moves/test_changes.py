@@ -69,6 +69,30 @@ def test_a_unit_of_another_size_gets_devices_capacities_and_collectives_of_that_
     assert alone.unit_of("backbone").schedule_hints == plan.unit_of("backbone").schedule_hints
 
 
+def test_all_replicas_of_a_fully_sharded_unit_stay_so_and_whole_weights_stay_whole():
+    case = dataclasses.replace(PROBLEM, devices=99)
+    plan = PLANS["disaggregated"]
+    one = changed_plan(case, plan, Change("", {"vision": UnitChange(phase_rows=1, parallelism={"dp": 1, "fsdp": 1})}))
+    two = changed_plan(case, one, Change("", {"vision": UnitChange(phase_rows=2, parallelism={"dp": 2})}))
+    assert two.unit_of("vision").parallelism.fsdp == 1
+    sharded = changed_plan(case, two, Change("", {"vision": UnitChange(parallelism={"fsdp": 2})}))
+    three = changed_plan(case, sharded, Change("", {"vision": UnitChange(phase_rows=3, parallelism={"dp": 3})}))
+    assert three.unit_of("vision").parallelism.fsdp == 3
+
+
+def test_microbatches_stay_on_their_pipeline_replicas():
+    replicas = (1, 0, 2, 1)
+    plan = PLANS["colocated"]
+    assert (plan.microbatches, plan.unit_of("vision").parallelism.pipeline_replicas) == (4, 3)
+    units = tuple(
+        unit.with_hints(replica_of_microbatch=replicas) if unit.name == "vision" else unit for unit in plan.units
+    )
+    plan = dataclasses.replace(plan, units=units, made_for=None)
+    assert changed_plan(PROBLEM, plan, Change("")) == plan
+    more = Change("", {"backbone": UnitChange(extra_microbatches=1)})
+    assert changed_plan(PROBLEM, plan, more).unit_of("vision").schedule_hints.replica_of_microbatch == replicas
+
+
 def test_layers_keep_their_policies_where_stages_change():
     plan = PLANS["disaggregated"]
     policies = ("full", "none", "selective", "none")
