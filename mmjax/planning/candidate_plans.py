@@ -6,7 +6,7 @@
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sharding.planners.policies.auto import (
     PLANNING_POLICIES,
@@ -82,11 +82,12 @@ def best_candidates(
 
 
 def _changed(
-    problem: PlanningProblem, candidates: Iterable[tuple[str, SimulatedPlan]]
+    problem: PlanningProblem, candidates: Sequence[tuple[str, SimulatedPlan]]
 ) -> list[tuple[str, SimulatedPlan]]:
-    """The plan that single changes make of the candidates; empty if none shortens a step."""
+    """The plan that single changes make of the candidates; empty if none shortens a step, or if it is one of them."""
     found = run_local_search(problem, [PolicyResult(name, simulated) for name, simulated in candidates])
-    return [(found.policy, found.simulated)] if found.simulated else []
+    known = {_layout(simulated.plan) for _, simulated in candidates}
+    return [(found.policy, found.simulated)] if found.simulated and _layout(found.plan) not in known else []
 
 
 def _proposed_plans(problem: PlanningProblem, policy: str) -> Iterator[Plan]:

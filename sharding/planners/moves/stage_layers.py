@@ -1,4 +1,4 @@
-"""Changes of which stage has a layer: one or two layers to the stage before or after."""
+"""Changes of which stage has a layer: one layer to the stage before or after."""
 
 from collections.abc import Iterator
 

@@ -142,11 +142,18 @@ def test_candidates_are_the_shortest_of_all_that_the_policies_propose(policy, co
 
 
 def test_the_best_candidate_with_changes_is_a_candidate_too():
-    planning_problem = problem(devices=12)
+    planning_problem = problem(devices=14, memory=1.2e7)
     candidates = best_candidates(planning_problem, 3)
     assert LOCAL_SEARCH in candidates and LOCAL_SEARCH not in best_candidates(planning_problem, 3, "disaggregated")
     steps = [candidate.timeline.step for candidate in candidates.values()]
     assert steps == sorted(steps) and candidates[LOCAL_SEARCH].plan.made_for == planning_problem.purpose
+
+
+def test_changes_that_lead_to_another_candidate_are_none_twice():
+    """The second best plan of `fsdp` becomes its best by changes."""
+    candidates = best_candidates(problem(devices=12), 4)
+    plans = [(candidate.plan.units, candidate.plan.microbatches) for candidate in candidates.values()]
+    assert "fsdp 2" in candidates and len(set(plans)) == len(plans) == 4
 
 
 def test_several_partitions_of_the_balanced_policy_are_candidates():
