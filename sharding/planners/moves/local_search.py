@@ -24,6 +24,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_plan import UnitPlan
 from sharding.recently_used import RecentlyUsed
+from sharding.schedules.ops import ScheduleError
 from sharding.simulation.timeline import Timeline
 
 LEAST_GAIN = 0.002
@@ -139,7 +140,7 @@ class _LocalSearch:
 
     def _changed(self, change: Change, best: ImprovedPlan) -> ImprovedPlan | None:
         """The plan with a change, if it is better."""
-        with contextlib.suppress(PlanError, ProfileError):
+        with contextlib.suppress(PlanError, ScheduleError, ProfileError):  # a registered schedule may refuse it
             plan = changed_plan(self._problem, best.plan, change)
             if plan not in self._tried and (timeline := self._shorter_step(plan, change, best)):
                 return ImprovedPlan(plan, timeline, (*best.changes, change.words))

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 
 from sharding.planners.moves import local_search
 from sharding.planners.moves.change import Change, UnitChange, changed_plan
+from sharding.planners.moves.devices import microbatch_changes
 from sharding.planners.moves.local_search import CHANGE_KINDS, LEAST_GAIN, ImprovedPlan, improve_plan, improve_plans
 from sharding.planners.policies.auto import (
     LOCAL_SEARCH,
@@ -18,6 +19,9 @@ from sharding.planners.policies.auto import (
 )
 from sharding.planners.problem import STEP_SLACK
 from sharding.plans.plan_error import PlanError
+from sharding.schedules.named import registry
+from sharding.schedules.one_f_one_b import one_f_one_b, one_f_one_b_in_flight
+from sharding.schedules.ops import ScheduleError
 from tests.sharding.planners.problems import build_problem, problem, recipes
 
 PROBLEM = problem(devices=12)
@@ -94,6 +98,26 @@ def test_plans_that_stay_longer_are_not_changed_to_the_end():
     assert near.timeline.step == improve_plans(PROBLEM, [start])[0].timeline.step
     assert near.timeline.step * (1 + STEP_SLACK) < other.timeline.step
     assert other.changes == alone.changes[: len(other.changes)]
+
+
+def test_plans_that_a_registered_schedule_refuses_are_left_out(monkeypatch):
+    """Every change of the microbatches is refused; without another kind of changes none is left."""
+    microbatches = []
+
+    def order(op_graph, limits):
+        if op_graph.microbatches not in microbatches:
+            raise ScheduleError("the schedule takes another number of microbatches")
+        return one_f_one_b(op_graph, limits)
+
+    monkeypatch.setattr(registry, "_schedules", dict(registry.BUILT_IN_SCHEDULES))
+    registry.register_schedule("picky", order, one_f_one_b_in_flight)
+    monkeypatch.setattr(local_search, "CHANGE_KINDS", (microbatch_changes,))
+    case = problem(devices=8)
+    start = run_policy(case, "disaggregated").plan
+    slow = [dataclasses.replace(unit, recompute=("full",) * unit.stage_count) for unit in start.units]
+    plan = dataclasses.replace(start, units=tuple(slow))
+    microbatches.append(plan.microbatches)
+    assert not improved(case, dataclasses.replace(plan, schedule="picky")).changes
 
 
 def test_the_result_names_the_start_and_the_changes():
