@@ -1,5 +1,7 @@
 """A lower bound of the step of every plan: the work of all modules, divided evenly among all devices."""
 
+import numpy as np
+
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.cost_model import LayerParallelism
 from sharding.planners.problem import PlanningProblem
@@ -34,5 +36,5 @@ def _kernel_seconds(problem: PlanningProblem, module: ModuleSpec, tp: int, recom
     required, seconds = RequiredGradients(problem.graph, problem.trained_parts), 0.0
     for layer, count, gradients in required.of_layers(module.name, 0, module.layer_count):
         costs = problem.sampled_costs.layer(module.name, layer.name, count, gradients, ranks, recompute, microbatches=1)
-        seconds += count * float((costs.forward.compute + costs.backward.compute).sum())
+        seconds += count * float(np.sum(costs.forward.compute + costs.backward.compute))
     return tp * ranks.cp * seconds
