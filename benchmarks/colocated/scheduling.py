@@ -16,9 +16,9 @@ from benchmarks.colocated.measure import Row
 from benchmarks.colocated.settings import OptimusSetting
 from benchmarks.rows import paper_row
 from sharding.planners.colocation.replicated_layouts import even_layers, pipeline_replica_devices
-from sharding.planners.placement import make_unit
+from sharding.planners.layouts.placement import make_unit
+from sharding.planners.layouts.schedule_fields import with_stage_seconds
 from sharding.planners.problem import PlanningProblem
-from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_plan import UnitPlan

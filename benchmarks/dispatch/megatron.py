@@ -14,8 +14,8 @@ from benchmarks.dispatch.settings import TENSOR_RANKS, Megatron
 from benchmarks.dispatch.steps import problem_of
 from configs.architectures import EncoderConfig
 from configs.workloads import SyntheticData
+from sharding.planners.layouts.placement import make_unit
 from sharding.planners.least_recompute import LayerPolicies, SimulatedMemory, least_recompute
-from sharding.planners.placement import make_unit
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.simulation.timeline import Timeline

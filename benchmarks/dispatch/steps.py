@@ -23,8 +23,8 @@ from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import LoadsByModule
 from sharding.costs.cost_model import masked_flops, useful_flops
 from sharding.costs.step_costs import StageCosts, StepCosts
+from sharding.planners.layouts.placement import make_unit
 from sharding.planners.least_recompute import LayerPolicies, SimulatedMemory, least_recompute
-from sharding.planners.placement import make_unit
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.resolved.trained_parts import RequiredGradients

@@ -29,8 +29,8 @@ from mmjax.planning.cluster_files import read_cluster
 from mmjax.planning.problem import make_problem
 from sharding.costs.published_errors import error_families
 from sharding.html.numbers import count_of
-from sharding.planners.layout_search import search_layouts
-from sharding.planners.placement import make_unit
+from sharding.planners.layouts.layout_search import search_layouts
+from sharding.planners.layouts.placement import make_unit
 from sharding.planners.policies import rigid
 from sharding.planners.policies.auto import best_simulated
 from sharding.planners.problem import PlanningProblem

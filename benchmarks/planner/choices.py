@@ -10,13 +10,13 @@ from configs.architectures import ModelConfig
 from configs.workloads import SyntheticData, Workload
 from mmjax.planning.cluster_files import read_cluster
 from mmjax.planning.problem import make_problem, workload_statistics
-from sharding.planners.layout_search import search_layouts
+from sharding.planners.layouts.layout_search import search_layouts
+from sharding.planners.layouts.schedule_fields import scheduled_plan
+from sharding.planners.layouts.step_estimate import StepEstimate
 from sharding.planners.policies.auto import run_policy
 from sharding.planners.policies.disaggregated import ROOMY
 from sharding.planners.policies.policy_comparison import compare_policies
 from sharding.planners.problem import PlanningProblem
-from sharding.planners.schedule_fields import scheduled_plan
-from sharding.planners.step_estimate import StepEstimate
 
 FEW_DEVICES, FEW_ROWS = 96, {"mllm_9b": 128, "mllm_15b": 64, "mllm_72b": 40}
 """Devices, and DistTrain's batches on so many."""

@@ -10,9 +10,9 @@ from configs.architectures import ModelConfig
 from configs.workloads import SyntheticData, Workload
 from mmjax.planning.cluster_files import read_cluster
 from mmjax.planning.problem import make_problem, workload_statistics
-from sharding.planners.placement import make_unit, place_units
+from sharding.planners.layouts.placement import make_unit, place_units
+from sharding.planners.layouts.schedule_fields import with_stage_seconds
 from sharding.planners.problem import PlanningProblem
-from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan
 from sharding.specs.row_load_statistics import RowLoadStatistics
 

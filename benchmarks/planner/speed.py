@@ -12,9 +12,9 @@ from configs.architectures import ModelConfig
 from configs.workloads import SyntheticData, Workload
 from mmjax.planning.cluster_files import read_cluster
 from mmjax.planning.problem import make_problem, workload_statistics
-from sharding.planners.layout_search import search_layouts
+from sharding.planners.layouts.layout_search import search_layouts
+from sharding.planners.layouts.relaxation import RelaxedProblems, relaxed_problems, solve_relaxations
 from sharding.planners.problem import PlanningProblem
-from sharding.planners.relaxation import RelaxedProblems, relaxed_problems, solve_relaxations
 from sharding.specs.modules import ModuleGraph
 
 SIZES = ((1296, 1920), (648, 960), (324, 480), (112, 240))

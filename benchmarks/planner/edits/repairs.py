@@ -9,8 +9,8 @@ import math
 from benchmarks.planner.edits.drafts import GivenSeconds, PlanDraft, UnitDraft, draft_of_unit
 from benchmarks.planner.edits.placement import host_of, place_devices, sharing_groups
 from sharding.planners.capacities import capacities_of
+from sharding.planners.layouts.schedule_fields import with_stage_seconds
 from sharding.planners.problem import PlanningProblem
-from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 

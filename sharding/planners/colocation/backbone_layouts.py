@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sharding.planners.placement import make_unit
+from sharding.planners.layouts.placement import make_unit
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_plan import UnitPlan

@@ -10,7 +10,7 @@ from jaxtyping import Int
 
 from sharding.costs.node_placement import NodePlacement
 from sharding.planners.colocation.backbone_layouts import BackboneLayout
-from sharding.planners.placement import make_unit
+from sharding.planners.layouts.placement import make_unit
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.tables.module_table import ModuleTable
 from sharding.plans.unit_plan import UnitPlan

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sharding.planners.capacities import capacities_of
-from sharding.planners.placement import place_units
+from sharding.planners.layouts.placement import place_units
+from sharding.planners.layouts.schedule_fields import with_stage_seconds
 from sharding.planners.problem import PlanningProblem
-from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 from sharding.planners.chain_problem import ChainProblem
-from sharding.planners.hop_seconds import rank_hop_seconds, seconds_in_slots
 from sharding.planners.infeasible import unfit_chain_error
+from sharding.planners.layouts.hop_seconds import rank_hop_seconds, seconds_in_slots
+from sharding.planners.layouts.schedule_fields import MOST_EXTRA, with_stage_seconds
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
-from sharding.planners.schedule_fields import MOST_EXTRA, with_stage_seconds
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_stages import ChainStages, balanced_stages, rank_bytes
 from sharding.planners.stages.layer_chain import LayerChain

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from sharding.planners.colocation.backbone_layouts import BackboneLayout, ShortestLayouts, backbone_layouts
 from sharding.planners.colocation.colocated_plan import colocated_plan, with_assigned_microbatches
 from sharding.planners.colocation.replicated_layouts import ReplicatedLayout, replicated_layouts
+from sharding.planners.layouts.schedule_fields import with_stage_seconds
 from sharding.planners.least_recompute import SimulatedMemory
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
-from sharding.planners.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 

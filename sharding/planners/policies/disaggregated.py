@@ -14,10 +14,10 @@ from jaxtyping import Float, Int
 
 from sharding.costs.cost_model import useful_flops
 from sharding.planners.infeasible import infeasible_error
-from sharding.planners.layout_search import DisjointLayout, search_layouts, similar_layouts
+from sharding.planners.layouts.layout_search import DisjointLayout, search_layouts, similar_layouts
+from sharding.planners.layouts.schedule_fields import scheduled_plan
+from sharding.planners.layouts.step_estimate import StepEstimate
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
-from sharding.planners.schedule_fields import scheduled_plan
-from sharding.planners.step_estimate import StepEstimate
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved.trained_parts import RequiredGradients

@@ -17,8 +17,8 @@ from typing import NamedTuple, get_args
 
 from sharding.planners.capacities import capacities_of
 from sharding.planners.infeasible import check_gathered_layers
+from sharding.planners.layouts.placement import make_unit
 from sharding.planners.least_recompute import LayerPolicies, SimulatedMemory, least_recompute
-from sharding.planners.placement import make_unit
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sharding.planners.placement import make_unit, place_units
+from sharding.planners.layouts.placement import make_unit, place_units
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.parallelism import CollectivesName
 from sharding.plans.plan import Plan

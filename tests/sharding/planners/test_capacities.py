@@ -7,9 +7,9 @@ import pytest
 
 from sharding.costs.own_rows import fullest_row
 from sharding.planners.capacities import capacities_of, sum_bound
-from sharding.planners.layout_search import search_layouts
-from sharding.planners.placement import make_unit
-from sharding.planners.schedule_fields import scheduled_plan
+from sharding.planners.layouts.layout_search import search_layouts
+from sharding.planners.layouts.placement import make_unit
+from sharding.planners.layouts.schedule_fields import scheduled_plan
 from sharding.plans.unit_plan import MOST_CAPACITIES
 from tests.sharding.planners.problems import problem
 

@@ -11,7 +11,7 @@ from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.stages.plan_costs import plan_costs, unit_costs
 from sharding.costs.stages.plan_work import plan_work
 from sharding.costs.step_costs import PER_MICROBATCH
-from sharding.planners.schedule_fields import with_stage_seconds
+from sharding.planners.layouts.schedule_fields import with_stage_seconds
 from sharding.plans.plan import Plan
 from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.unit_plan import UnitPlan

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from configs.architectures import ModelConfig
 from configs.common.errors import UserError
 from sharding.planners.infeasible import min_devices
-from sharding.planners.placement import make_unit, place_units
+from sharding.planners.layouts.placement import make_unit, place_units
 from sharding.planners.policies import disaggregated, rigid
 from sharding.planners.policies.auto import (
     LOCAL_SEARCH,

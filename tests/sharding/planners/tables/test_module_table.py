@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 from hypothesis import given, settings
 
-from sharding.planners.layout_search import search_layouts
-from sharding.planners.placement import plan_of_layout
-from sharding.planners.schedule_fields import generator_stages
+from sharding.planners.layouts.layout_search import search_layouts
+from sharding.planners.layouts.placement import plan_of_layout
+from sharding.planners.layouts.schedule_fields import generator_stages
 from sharding.planners.tables.row_bytes import RowBytes
 from tests.sharding.planners.problems import build_problem, problem, recipes, uniform
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from sharding.costs.batch_costs import replica_loads
 from sharding.costs.own_rows import dealt_loads
-from sharding.planners.layout_search import search_layouts
-from sharding.planners.placement import plan_of_layout
+from sharding.planners.layouts.layout_search import search_layouts
+from sharding.planners.layouts.placement import plan_of_layout
 from sharding.planners.tables.replica_shares import WholeItems, WholeRows, replica_sharing
 from sharding.specs.layers.layer import LoadColumn, make_loads
 from tests.sharding.planners.problems import problem

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharding.planners.layout_search import search_layouts
-from sharding.planners.placement import plan_of_layout
-from sharding.planners.schedule_fields import MOST_EXTRA, extra_microbatches, scheduled_plan
+from sharding.planners.layouts.layout_search import search_layouts
+from sharding.planners.layouts.placement import plan_of_layout
+from sharding.planners.layouts.schedule_fields import MOST_EXTRA, extra_microbatches, scheduled_plan
 from sharding.schedules.in_flight import InFlightMicrobatches
 from sharding.schedules.named.build import in_flight_limits
 from tests.sharding.planners.problems import build_problem, problem, recipes, uniform

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.planner.speed import solve_by_scipy
-from sharding.planners.relaxation import RelaxedProblems
+from sharding.planners.layouts.relaxation import RelaxedProblems
 
 UNIT = st.integers(1, 100).map(lambda n: n / 10)
 

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 from sharding.planners.capacities import with_capacities
-from sharding.planners.layout_search import DisjointLayout, ModuleChoice, most_extra_in_flight
-from sharding.planners.placement import plan_of_layout
+from sharding.planners.layouts.layout_search import DisjointLayout, ModuleChoice, most_extra_in_flight
+from sharding.planners.layouts.placement import plan_of_layout
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from configs.architectures import ModelConfig
 from configs.clusters import Link
 from sharding.costs.analytic import AnalyticCostModel
-from sharding.planners.layout_search import search_layouts
-from sharding.planners.placement import plan_of_layout
-from sharding.planners.schedule_fields import scheduled_plan
-from sharding.planners.step_estimate import StepEstimate
+from sharding.planners.layouts.layout_search import search_layouts
+from sharding.planners.layouts.placement import plan_of_layout
+from sharding.planners.layouts.schedule_fields import scheduled_plan
+from sharding.planners.layouts.step_estimate import StepEstimate
 from tests.sharding.planners.problems import (
     AUDIO,
     BACKBONE,

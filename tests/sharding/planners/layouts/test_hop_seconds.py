@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding.costs.analytic import AnalyticCostModel
-from sharding.planners.hop_seconds import hops_between, hops_within, rank_hop_seconds, seconds_in_slots
-from sharding.planners.layout_search import search_layouts
-from sharding.planners.placement import plan_of_layout
+from sharding.planners.layouts.hop_seconds import hops_between, hops_within, rank_hop_seconds, seconds_in_slots
+from sharding.planners.layouts.layout_search import search_layouts
+from sharding.planners.layouts.placement import plan_of_layout
 from tests.sharding.planners.problems import build_problem, recipes
 
 

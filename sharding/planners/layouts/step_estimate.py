@@ -25,9 +25,15 @@ import numpy as np
 from jaxtyping import Float
 
 from sharding.costs.step_costs import StageWork
-from sharding.planners.hop_seconds import EdgeSeconds, hops_between, hops_within, rank_hop_seconds, seconds_in_slots
-from sharding.planners.layout_search import DisjointLayout, ModuleChoice
-from sharding.planners.placement import unit_of_choice
+from sharding.planners.layouts.hop_seconds import (
+    EdgeSeconds,
+    hops_between,
+    hops_within,
+    rank_hop_seconds,
+    seconds_in_slots,
+)
+from sharding.planners.layouts.layout_search import DisjointLayout, ModuleChoice
+from sharding.planners.layouts.placement import unit_of_choice
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.unit_plan import UnitPlan
 

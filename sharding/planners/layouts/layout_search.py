@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from sharding.planners.layouts.relaxation import RelaxedOptima, solve_relaxations
 from sharding.planners.problem import PlanningProblem
-from sharding.planners.relaxation import RelaxedOptima, solve_relaxations
 from sharding.planners.tables.module_table import ModuleTable
 from sharding.planners.tables.pareto_front import ParetoFront
 
