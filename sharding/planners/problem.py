@@ -69,10 +69,12 @@ class PlanningProblem:
         rows: Rows of the global batch.
         data: Loads of representative rows.
         trained_parts: Parts that train.
-        recompute_choices: Recomputation policies that a planner may choose.
+        recompute_choices: Recomputation policies that a planner may choose; the local search also tries `offload` where
+            devices have a link to their hosts' memory.
         chunk_choices: Numbers of virtual stages per pipeline rank of the backbone that a planner may choose.
         tensor_sizes: Tensor-parallel sizes that a planner may choose; sizes larger than a node are left out.
-        fixed_ranks: Context-parallel and expert ranks by module, which planners do not choose; one of each by default.
+        fixed_ranks: Context-parallel and expert ranks by module, which no planner changes. Where none are given, the
+            policies take one of each, and the local search tries others.
         seed: Seed of the rows that plans are simulated with.
         row_positions: Positions of a row by module, where they are known; sequence parallelism is left out where the
             tensor ranks do not divide them.

@@ -20,7 +20,7 @@ def recompute_changes(problem: PlanningProblem, plan: Plan) -> Iterator[Change]:
         for first, rest in itertools.combinations(_choices(problem), 2):
             for share in range(_SHARES + 1):
                 policies = _mixed(unit, first, rest, share / _SHARES)
-                yield _change(unit, policies, f"{share / _SHARES:.0%} of each stage's layers {first}, others {rest}")
+                yield _change(unit, policies, _mixture_words(first, rest, share / _SHARES))
     for unit in plan.units:
         if 1 < unit.stage_count <= _STAGES or (unit.stage_count == 1 and unit.layers[0] > 1):
             yield from _stage_changes(problem, unit)
@@ -32,6 +32,12 @@ def _choices(problem: PlanningProblem) -> tuple[RecomputePolicy, ...]:
     if problem.cluster.host_link:
         allowed.add("offload")
     return tuple(policy for policy in RECOMPUTE_POLICIES if policy in allowed)
+
+
+def _mixture_words(first: RecomputePolicy, rest: RecomputePolicy, share: float) -> str:
+    if share in (0, 1):
+        return f"all layers {first if share else rest}"
+    return f"{share:.0%} of each stage's layers {first}, others {rest}"
 
 
 def _mixed(unit: UnitPlan, first: RecomputePolicy, rest: RecomputePolicy, share: float) -> tuple[RecomputePolicy, ...]:

@@ -15,11 +15,14 @@ _SIZES = ("dp", "tp", "cp", "pp", "pipeline_replicas")
 
 def size_changes(problem: PlanningProblem, plan: Plan) -> Iterator[Change]:
     """On as many devices: a size of a unit twice, another half; and with twice or half the microbatches."""
+    tensor_sizes = [tp for tp in problem.tensor_sizes if tp <= problem.cluster.devices_per_node]
     for unit in plan.units:
         given = not problem.fixed_ranks.keys().isdisjoint(unit.modules)
         for grown, shrunk in itertools.permutations(_SIZES, 2):
             change = _traded(unit, grown, shrunk)
             if change is None or (given and "cp" in (grown, shrunk)):
+                continue
+            if "tp" in (grown, shrunk) and change.parallelism["tp"] not in tensor_sizes:
                 continue
             words = f"{unit.name}: {grown} x 2, {shrunk} / 2"
             yield Change(words, {unit.name: change})

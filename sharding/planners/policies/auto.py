@@ -180,6 +180,8 @@ def run_local_search(
 
     plans = improve_plans(problem, [ImprovedPlan(start.plan, start.timeline) for start in starts], show)
     improved = [(start, found) for start, found in zip(starts, plans, strict=True) if found.changes]
+    if not starts:
+        return PolicyResult(LOCAL_SEARCH, None, "no policy has a plan that can be trained")
     if not improved:
         return PolicyResult(LOCAL_SEARCH, None, f"no change of a plan shortens its step by {LEAST_GAIN:.1%}")
     start, best = min(improved, key=lambda pair: pair[1].timeline.step)

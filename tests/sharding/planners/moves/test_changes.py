@@ -11,6 +11,7 @@ from sharding.planners.capacities import capacities_of
 from sharding.planners.moves.change import Change, UnitChange, all_policies, changed_plan, shares_devices
 from sharding.planners.moves.local_search import CHANGE_KINDS
 from sharding.planners.moves.recomputation import recompute_changes
+from sharding.planners.moves.sizes import size_changes
 from sharding.planners.policies.auto import is_trainable, run_policy
 from sharding.plans.plan_error import PlanError
 from tests.sharding.planners.problems import build_problem, problem, recipes
@@ -158,3 +159,14 @@ def test_steps_of_many_changed_plans_are_those_of_each_alone(recipe, policy):
             assert case.least_step_seconds(plan) == dataclasses.replace(case).least_step_seconds(plan)
             assert (timeline.mfu, timeline.mfu_whole_squares) == (alone.mfu, alone.mfu_whole_squares)
             assert timeline.hfu == alone.hfu
+
+
+def test_tensor_ranks_are_those_that_a_planner_may_choose():
+    def sizes(case):
+        changes = [change for start in PLANS.values() for change in size_changes(case, start)]
+        fields = [unit.parallelism for change in changes for unit in change.units.values()]
+        return {parallelism["tp"] for parallelism in fields if parallelism.get("tp", 1) > 1}
+
+    assert sizes(PROBLEM) and max(sizes(PROBLEM)) <= PROBLEM.cluster.devices_per_node
+    started = {unit.parallelism.tp for plan in PLANS.values() for unit in plan.units}
+    assert sizes(dataclasses.replace(PROBLEM, tensor_sizes=(1,))) <= started

@@ -134,5 +134,5 @@ def test_without_a_plan_that_can_be_trained_there_is_no_result():
     rigid = run_policy(PROBLEM, "rigid")
     assert not is_trainable(PROBLEM, rigid.plan)
     assert run_local_search(PROBLEM, [rigid]).simulated is None
-    with pytest.raises(AssertionError, match="no change"):
+    with pytest.raises(AssertionError, match="no policy has a plan that can be trained"):
         _ = run_local_search(PROBLEM, [rigid]).plan
