@@ -46,8 +46,8 @@ class PlanArguments(ProblemArguments, cli.JsonArguments):
     )
     timed_plans: int = cli.flag(
         0,
-        "Times steps of a training configuration under so many of the best plans, on the devices of this process, and "
-        "chooses the fastest; --cluster, --devices and --hops are then those of this process unless given.",
+        "Times so many of the best plans on this process's devices and takes the fastest; --cluster, --devices and "
+        "--hops are then of these.",
         metavar="K",
         parse=cli.integer(0),
     )

@@ -25,28 +25,25 @@ class ProblemArguments(cli.GinArguments):
     )
     data: str = cli.flag(
         "",
-        "Described data for a model: a gin file, or the name of one of configs/data; without the flag, one that suits "
-        "it.",
+        "Described data for a model: a gin file, or its name in configs/data.",
         metavar="FILE",
     )
     batch_rows: int | None = cli.flag(
         None,
-        f"Rows of the global batch; without the flag, the configuration's, and {MODEL_ROWS:,} for a model.",
+        f"Rows of the global batch; without the flag, the configuration's, or {MODEL_ROWS:,}.",
         metavar="N",
         parse=cli.integer(1),
     )
     batch_samples: int | None = cli.flag(
         None,
-        "Samples of a step, instead of rows: they are grouped into as many rows as hold them in the mean, or up to a "
-        "sixteenth more or fewer, which more devices divide.",
+        "Samples of a step instead of rows; they are grouped into rows.",
         metavar="N",
         parse=cli.integer(1),
     )
     grouping: str = cli.flag(
         "",
-        "Policy that groups samples into rows: first_fit, isf, post_balanced, and for a training run any of "
-        "DataConfig.grouping; auto compares these three. Without the flag, with --batch_samples, the training run's, "
-        "and auto for described data; else rows are drawn at random.",
+        "Grouping of samples into rows: a DataConfig.grouping, or auto to compare several, which is also what "
+        "--batch_samples takes of described data.",
         metavar="NAME",
     )
     trainable: tuple[str, ...] = cli.flag(
