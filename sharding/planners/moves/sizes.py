@@ -1,7 +1,7 @@
 """Changes of how the devices of a unit divide its work: two sizes by a factor, groups of fsdp, experts, collectives."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from sharding.planners.moves.change import Change, UnitChange
@@ -34,8 +34,7 @@ def size_changes(problem: PlanningProblem, plan: Plan) -> Iterator[Change]:
                 continue
             words = f"{unit.name}: {field} {getattr(unit.parallelism, field)} -> {value}"
             yield Change(words, {unit.name: UnitChange(parallelism={field: value})})
-        if problem.graph.backbone.name in unit.modules:
-            yield from _chunk_changes(problem, unit)
+        yield from _chunk_changes(problem, plan, unit)
         if unit.phase_rows and unit.parallelism.pipeline_replicas == 1:
             yield Change(f"{unit.name}: whole rows", {unit.name: UnitChange(phase_rows=0)})
         elif len(unit.modules) == 1 and not problem.graph[unit.modules[0]].is_backbone:
@@ -71,18 +70,33 @@ def _halved(layers: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(half for count in layers for half in (count - count // 2, count // 2))
 
 
-def _chunk_changes(problem: PlanningProblem, unit: UnitPlan) -> Iterator[Change]:
-    """The next more and fewer chunks that a planner may choose, with layers divided evenly among the stages."""
+def _chunk_changes(problem: PlanningProblem, plan: Plan, unit: UnitPlan) -> Iterator[Change]:
+    """More and fewer chunks, with layers divided evenly among the stages.
+
+    Of the backbone the next numbers that a planner may choose, and only on several pipeline ranks; of other units twice
+    as many and half.
+    """
     old, total = unit.parallelism.chunks, sum(unit.layers)
-    choices = sorted({*problem.chunk_choices, old})
-    place = choices.index(old)
-    for chunks in choices[max(0, place - 1) : place + 2]:
+    near = {2 * old, old // 2}
+    if problem.graph.backbone.name in unit.modules:
+        choices = sorted({*problem.chunk_choices, old})
+        place = choices.index(old)
+        near = set(choices[max(0, place - 1) : place + 2]) if unit.pp > 1 else set()
+    for chunks in sorted(near - {0, old}):
         stages = unit.pp * chunks
-        if chunks != old and unit.pp > 1 and stages <= total:
+        if stages <= total:
             layers = tuple(total * (stage + 1) // stages - total * stage // stages for stage in range(stages))
             change = UnitChange(layers=layers, parallelism={"chunks": chunks})
-            words, schedule = f"{unit.name}: chunks {old} -> {chunks}", "interleaved" if chunks > 1 else "1f1b"
-            yield Change(words, {unit.name: change}, schedule=schedule)
+            schedule = _schedule_with(plan, {unit.name: chunks})
+            yield Change(f"{unit.name}: chunks {old} -> {chunks}", {unit.name: change}, schedule=schedule)
+
+
+def _schedule_with(plan: Plan, chunks: Mapping[str, int]) -> str | None:
+    """The schedule of a plan whose units have these chunks; None for the plan's own."""
+    if plan.schedule == "colocated":
+        return None
+    has_chunks = any(chunks.get(unit.name, unit.parallelism.chunks) > 1 for unit in plan.units)
+    return "interleaved" if has_chunks else "1f1b"
 
 
 def _other_groups(unit: UnitPlan) -> Iterator[tuple[str, Any]]:

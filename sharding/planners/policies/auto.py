@@ -35,7 +35,10 @@ LOCAL_SEARCH = "local_search"
 _STARTS = 2  # plans that are changed, at most
 _FAR = 1.5  # times as long as the shortest step that such a plan's may be
 
-SPARE_PLANS: Mapping[str, Callable[[PlanningProblem], Iterable[Plan]]] = {"balanced": balanced.spare_plans}
+SPARE_PLANS: Mapping[str, Callable[[PlanningProblem], Iterable[Plan]]] = {
+    "balanced": balanced.spare_plans,
+    "disaggregated": disaggregated.spare_plans,
+}
 """Further plans of a policy, simulated where none of the plans that it returned fits."""
 
 ENDING_EARLY: Mapping[str, Callable[[PlanningProblem, float], list[Plan]]] = {"colocated": colocated.plans}

@@ -7,7 +7,9 @@ that fit a device are replicated (tp 1) where that is better. The policy `ratio`
 number of devices for each module in proportion to its FLOPs.
 """
 
-from collections.abc import Mapping
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -23,6 +25,7 @@ from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved.trained_parts import RequiredGradients
 
 _COUNT, _COUNT_BY_FLOPS = 5, 3  # of the best sizes of the backbone
+_LESS_MEMORY = (0.92, 0.8, 0.65)  # shares of the memory for which spare plans are searched
 _ESTIMATED = 2  # times as many sizes are estimated
 _SIMILAR = 0.1  # share by which layouts that are estimated may take longer by the objective
 _SLACKS = (0.0, STEP_SLACK / 4, STEP_SLACK / 2, STEP_SLACK)  # within which device-seconds count
@@ -52,9 +55,17 @@ def _best_plans(problem: PlanningProblem, count: int) -> list[Plan]:
     return plans
 
 
+def spare_plans(problem: PlanningProblem) -> Iterator[Plan]:
+    """Plans of layouts that leave memory free, for rows that need more of it than the mean rows of the tables."""
+    for share in _LESS_MEMORY:
+        cluster = dataclasses.replace(problem.cluster, memory=share * problem.cluster.memory)
+        yield from _plans_within(dataclasses.replace(problem, cluster=cluster), _COUNT, {})
+
+
 def _fits(problem: PlanningProblem) -> bool:
     """Whether any plan fits when it is simulated."""
-    return any(problem.memory_fraction(problem.simulate(plan)) <= 1 for plan in _plans_within(problem, _COUNT, {}))
+    plans = itertools.chain(_plans_within(problem, _COUNT, {}), spare_plans(problem))
+    return any(problem.memory_fraction(problem.simulate(plan)) <= 1 for plan in plans)
 
 
 def flops_proportional_plans(problem: PlanningProblem) -> list[Plan]:
