@@ -154,7 +154,7 @@ class _LocalSearch:
         self._tried.add(plan)
         work = self._problem.step_work(plan)
         before = self._work.get(best.plan, lambda: self._problem.step_work(best.plan))
-        if change.recomputes_only and not _takes_less(work, before):
+        if change.recomputes_only and not _is_ordered_by_seconds(plan) and not _takes_less(work, before):
             return None
         if self._problem.least_step_seconds(plan, work) > longest:
             return None
@@ -163,6 +163,11 @@ class _LocalSearch:
         if timeline.step > longest or self._problem.memory_fraction(timeline) > 1:
             return None
         return timeline
+
+
+def _is_ordered_by_seconds(plan: Plan) -> bool:
+    """Whether the order of ops depends on their seconds, so that longer ones may make a shorter step."""
+    return any(unit.schedule_hints.forward_seconds for unit in plan.units)
 
 
 def _counted_stages(unit: UnitPlan) -> int:
