@@ -66,13 +66,15 @@ class HopCosts:
         return self._batch.of_hops.get(key, lambda: self._seconds(source, target, back))
 
     def _edge_key(self, source: StageId, target: StageId) -> tuple:
-        """Everything that the hops between two stages depend on."""
-        units = tuple(
-            (unit.name, unit.modules, unit.devices, unit.layers, unit.parallelism, unit.phase_rows, unit.capacities)
-            for unit in (self._units[source[0]], self._units[target[0]])
+        """Everything that the hops between two stages depend on, whatever else the plan has."""
+        stages, units = self._stages, [self._units[name] for name, _ in (source, target)]
+        return (
+            *(source, target, self._runs[source][-1], self._runs[target][0]),
+            *((unit.modules, unit.parallelism, unit.phase_rows, unit.capacities) for unit in units),
+            *(stages.rank_devices[rank] for stage in (source, target) for rank in stages.ranks_of[stage]),
+            *(unit.replica_of_microbatches(self._microbatches) for unit in units),
+            stages.is_exchange(source, target),
         )
-        taken_by = tuple(self._units[name].schedule_hints.replica_of_microbatch for name, _ in (source, target))
-        return source, target, units, taken_by, self._units[source[0]].executor, self._microbatches
 
     def _seconds(self, source: StageId, target: StageId, back: bool) -> Float[np.ndarray, "m _"]:
         ends = (target, source) if back else (source, target)

@@ -174,10 +174,11 @@ class _PlanCosts(PlanLayers):
         """Costs of one stage, whose gradients of weights may be apart from its backward."""
         name, number = stage
         unit = self._units[name]
-        alone = self._batch.of_units.get(
-            ("costs", unit, splits_backward, self._microbatches, self._required.trained_parts),
-            lambda: tuple(self._stage_alone(unit, number, splits_backward) for number in range(unit.program_count)),
-        )[number]
+        key = ("costs", unit, splits_backward, self._microbatches, self._required.trained_parts)
+        known: dict[int, StageCosts] = self._batch.of_units.get(key, dict)
+        if number not in known:
+            known[number] = self._stage_alone(unit, number, splits_backward)
+        alone = known[number]
         exchanged = self._exchange_bytes(stage)
         if unit.is_compiled or not exchanged:
             return alone

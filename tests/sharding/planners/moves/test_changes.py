@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from configs.clusters import Link
 from sharding.planners.capacities import capacities_of
+from sharding.planners.layouts.hop_seconds import hops_between
 from sharding.planners.moves.change import Change, UnitChange, all_policies, changed_plan, shares_devices
 from sharding.planners.moves.local_search import CHANGE_KINDS
 from sharding.planners.moves.recomputation import recompute_changes
@@ -170,3 +171,17 @@ def test_tensor_ranks_are_those_that_a_planner_may_choose():
     assert sizes(PROBLEM) and max(sizes(PROBLEM)) <= PROBLEM.cluster.devices_per_node
     started = {unit.parallelism.tp for plan in PLANS.values() for unit in plan.units}
     assert sizes(dataclasses.replace(PROBLEM, tensor_sizes=(1,))) <= started
+
+
+def test_hops_of_the_same_units_on_other_devices_are_other_hops():
+    """Estimates ask for hops as if the devices of units followed each other; plans have them elsewhere."""
+    case = problem(devices=4)  # a node
+    plan = run_policy(case, "fsdp").plan
+    assert plan.device_count == 4
+    vision, backbone = (plan.unit_of(name) for name in ("vision", "backbone"))
+    fresh = dataclasses.replace(case)
+    apart = hops_between(vision, backbone, plan.microbatches, fresh.sampled_costs)
+    edge = (("vision", 0), ("backbone", 0))
+    shared = fresh.step_costs(plan).hops[edge]
+    assert (shared == dataclasses.replace(case).step_costs(plan).hops[edge]).all()
+    assert (apart.forward > shared.max(axis=1)).all()  # between nodes
