@@ -47,7 +47,7 @@ class PlanArguments(ProblemArguments, cli.JsonArguments):
     timed_plans: int = cli.flag(
         0,
         "Times so many of the best plans on this process's devices and takes the fastest; --cluster, --devices and "
-        "--hops are then of these.",
+        "--hops then default to these.",
         metavar="K",
         parse=cli.integer(0),
     )

@@ -32,7 +32,7 @@ class ResultProgress:
         """Takes a policy's result; the local search gives several, each better than the one before."""
         self._results[result.policy] = result
         done = len(self._results.keys() - {LOCAL_SEARCH})
-        if done < self._total:  # the local search, or a comparison on fewer devices, is to come
+        if done < self._total:  # of one policy alone, `finish` shows the end
             self._show(done, self._total, self._best_so_far())
 
     def finish(self) -> None:
