@@ -41,7 +41,8 @@ def test_the_tutorial_on_timelines_writes_two_plans():
 @pytest.mark.parametrize("name", [name for name, _ in PLANS])
 def test_a_plan_of_the_tutorial_takes_the_step_that_it_says(name, plans):
     timeline = mmjax.simulate(name, "models/mllm_9b.gin", cluster="h100", rows=32)
-    said = f"{timeline.step:.3f} s a step on 24 devices of h100, MFU {timeline.mfu:.1%} of all of them"
+    takes = f"A simulated step takes {timeline.step:.3f} s (...)"
+    said = f"{takes} on 24 devices of h100, MFU {timeline.mfu:.1%} of all of them (...)"
     assert f"\n{said}" in TIMELINE.read_text(), f"{name}: {said}"
 
 
