@@ -4,7 +4,7 @@ The placement tells cost models which links a gather of weights or a reduction o
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -75,29 +75,32 @@ def _of_consecutive_devices(
 def _placements(device_nodes: Int[np.ndarray, " n"], dp: int, cp: int, tp: int, ep: int, fsdp: int) -> ParameterRanks:
     """Returns the placement of a stage's ranks, given the node of each device."""
     group = max(fsdp, ep)
-    nodes = device_nodes.reshape(dp // group, group // ep, ep, cp, tp)  # whole weights, shards, expert ranks, ...
-    tensor_ranks = [nodes[..., tensor] for tensor in range(tp)]
-    expert_ranks = [tensor_nodes[:, :, expert] for tensor_nodes in tensor_ranks for expert in range(ep)]
+    # Whole weights, shards, expert ranks, context-parallel ranks, tensor ranks.
+    nodes = device_nodes.reshape(dp // group, group // ep, ep, cp, tp)
     if fsdp == 1:
         one = NodePlacement.on_one_node(1)
-        return ParameterRanks((_farthest_apart(tensor_ranks), _farthest_apart(expert_ranks)), (one, one))
-    shards = [expert_nodes[:, part] for expert_nodes in expert_ranks for part in range(group // ep)]
-    copies = [
-        tensor_nodes[copy, ..., rank]
-        for tensor_nodes in tensor_ranks
-        for copy in range(dp // group)
-        for rank in range(cp)
-    ]
-    expert_copies = [copy_nodes[:, expert] for copy_nodes in copies for expert in range(ep)]
-    same = _farthest_apart(shards)
-    return ParameterRanks((same, same), (_farthest_apart(copies), _farthest_apart(expert_copies)))
+        of_tensor_rank = _farthest_apart(nodes.transpose(4, 0, 1, 2, 3).reshape(tp, -1))
+        of_expert_rank = _farthest_apart(nodes.transpose(4, 2, 0, 1, 3).reshape(tp * ep, -1))
+        return ParameterRanks((of_tensor_rank, of_expert_rank), (one, one))
+    of_shard = _farthest_apart(nodes.transpose(4, 2, 1, 0, 3).reshape(tp * group, -1))
+    of_copy = _farthest_apart(nodes.transpose(4, 0, 3, 1, 2).reshape(-1, group))
+    of_expert_copy = _farthest_apart(nodes.transpose(4, 0, 3, 2, 1).reshape(-1, group // ep))
+    return ParameterRanks((of_shard, of_shard), (of_copy, of_expert_copy))
 
 
-def _farthest_apart(groups: Iterable[Int[np.ndarray, "..."]]) -> NodePlacement:
-    """Selects, of groups that work at the same time, the one on the most nodes with the fewest ranks on one of them."""
-    return max(map(_placement, groups), key=lambda placement: (placement.nodes, -placement.fewest, placement.most))
+def _farthest_apart(groups: Int[np.ndarray, "g n"]) -> NodePlacement:
+    """Selects, of groups that work at the same time, the one on the most nodes with the fewest ranks on one of them.
 
-
-def _placement(nodes: Int[np.ndarray, "..."]) -> NodePlacement:
-    _, counts = np.unique(nodes, return_counts=True)
-    return NodePlacement(nodes.size, len(counts), int(counts.min()), int(counts.max()))
+    Args:
+        groups: The node of each rank of each group.
+    """
+    ordered = np.sort(groups, axis=1)
+    is_first = np.ones(groups.shape, bool)  # of the ranks on a node
+    is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    ranks_on_node = np.diff(np.flatnonzero(is_first), append=groups.size)  # group after group
+    nodes = is_first.sum(axis=1)
+    of_group = np.concatenate([[0], np.cumsum(nodes)[:-1]])
+    fewest = np.minimum.reduceat(ranks_on_node, of_group)
+    most = np.maximum.reduceat(ranks_on_node, of_group)
+    farthest = np.lexsort([most, -fewest, nodes])[-1]
+    return NodePlacement(groups.shape[1], int(nodes[farthest]), int(fewest[farthest]), int(most[farthest]))

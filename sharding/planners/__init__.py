@@ -8,7 +8,7 @@
   (devices), `schedule_fields.py` (what their schedules need).
 - What `balanced` searches with: `chain_problem.py` (the layouts of a chain), `stages/` (its layers as arrays, exact
   partitions of them, and the recomputation of each layer).
-- What `fsdp` searches with: `capacities.py` (of rows of its own), `least_recompute.py`.
+- What `fsdp` searches with: `capacities.py` (of rows of its own), `module_recompute.py`.
 - The error where nothing fits: `infeasible.py`.
 - The numbers of rows with which a plan's sizes would use more devices: `fuller_layouts.py`.
 

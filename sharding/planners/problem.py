@@ -40,10 +40,11 @@ from sharding.plans.resolved.trained_parts import RequiredGradients
 from sharding.plans.unit_plan import UnitPlan
 from sharding.recently_used import RecentlyUsed
 from sharding.schedules.named.build import build_schedule, training_op_graph
+from sharding.schedules.named.registry import find_schedule
 from sharding.schedules.ops import PipelineOp, Schedule
 from sharding.simulation.simulator import RecentNodes, simulate
 from sharding.simulation.timeline import Timeline
-from sharding.specs.layers.layer import LoadColumn, RecomputePolicy
+from sharding.specs.layers.layer import RECOMPUTE_POLICIES, LoadColumn, RecomputePolicy
 from sharding.specs.layers.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
@@ -69,8 +70,8 @@ class PlanningProblem:
         rows: Rows of the global batch.
         data: Loads of representative rows.
         trained_parts: Parts that train.
-        recompute_choices: Recomputation policies that a planner may choose; the local search also tries `offload` where
-            devices have a link to their hosts' memory.
+        recompute_choices: Recomputation policies that a planner may choose; `fsdp` and the local search also try
+            `offload` where devices have a link to their hosts' memory.
         chunk_choices: Numbers of virtual stages per pipeline rank of the backbone that a planner may choose.
         tensor_sizes: Tensor-parallel sizes that a planner may choose; sizes larger than a node are left out.
         fixed_ranks: Context-parallel and expert ranks by module, which no planner changes. Where none are given, the
@@ -168,6 +169,14 @@ class PlanningProblem:
         """
         ranks = tp * (self.fixed_ranks_of(module).cp if cp is None else cp)
         return "all_reduce" if tp == 1 or self.row_positions.get(module, 0) % ranks else self.costs.collectives
+
+    @functools.cached_property
+    def searched_recompute(self) -> tuple[RecomputePolicy, ...]:
+        """`recompute_choices`, and `offload` where devices reach their hosts' memory, from the least time on."""
+        allowed: set[RecomputePolicy] = {*self.recompute_choices}
+        if self.cluster.host_link:
+            allowed.add("offload")
+        return tuple(policy for policy in RECOMPUTE_POLICIES if policy in allowed)
 
     @functools.cached_property
     def has_generators(self) -> bool:
@@ -325,7 +334,8 @@ class PlanningProblem:
         """
         resolved = self.resolve(plan)
         op_graph = training_op_graph(resolved, resolved.trained_stages)
-        return least_step_seconds(op_graph, work or plan_work(resolved, self.sampled_costs))
+        bundles = find_schedule(plan.schedule).bundles
+        return least_step_seconds(op_graph, work or plan_work(resolved, self.sampled_costs), bundles=bundles)
 
     def step_work(self, plan: Plan) -> StepWork:
         """Lower bounds of the ops of a plan's step."""
@@ -351,6 +361,10 @@ class PlanningProblem:
     def unit_work(self, unit: UnitPlan, microbatches: int) -> tuple[StageWork, ...]:
         """Lower bounds of every stage of a unit, on the rows that plans are simulated with."""
         return unit_work(unit, microbatches, self.sampled_costs, self.trained_parts)
+
+    def unit_costs(self, unit: UnitPlan, microbatches: int) -> tuple[StageCosts, ...]:
+        """Costs of every stage of a unit, wherever the others are, on the rows that plans are simulated with."""
+        return unit_costs(unit, microbatches, self.sampled_costs, self.trained_parts)
 
     def memory_fraction(self, timeline: Timeline) -> float:
         """The largest share of a device's or of its host's memory that a step takes; more than 1 does not fit."""

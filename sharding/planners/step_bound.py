@@ -13,7 +13,7 @@ from sharding.plans.resolved.stage_graph import PipelineRank, StageId
 from sharding.schedules.ops import OpGraph
 
 
-def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
+def least_step_seconds(op_graph: OpGraph, work: StepWork, *, bundles: bool = True) -> float:
     """Seconds that no schedule of a training step takes less than.
 
         max_rank(arrival + work + return) + norm + max_rank(update)
@@ -23,12 +23,13 @@ def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
     arrived through the stages before it (`arrival`) do they start. After its last op the shortest microbatch still
     returns through these stages, and the rank reduces all its gradients, meanwhile or before (`return`); where
     gradients of weights are ops of their own, only the reductions count. Of ranks on the same devices, or on some of
-    them, `work` is also what one of these devices computes at least: in bundles, one rank's computation may take place
-    in another's waits and gathers.
+    them, `work` is also what one of these devices works at least. With bundles it is what it computes: one rank's
+    computation may take place in another's waits and gathers.
 
     Args:
         op_graph: The ops of a step.
         work: Seconds of the ops (`StepWork`).
+        bundles: Whether the schedule may bundle ops (`SchedulePolicy.bundles`).
     """
     bound, ranks = _StepBound(op_graph, work), op_graph.stage_graph.stages_of
     updates = max(bound.once_per_step(rank, "update") for rank in ranks)
@@ -37,7 +38,7 @@ def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
     for shared in set(devices.values()):
         inside = [rank for rank in ranks if devices[rank] <= shared]
         if len(inside) > 1:
-            ends.append(bound.end_of_ranks(inside, len(shared)))
+            ends.append(bound.end_of_ranks(inside, len(shared), "computing" if bundles else "work"))
     return max(ends) + work.global_norm + updates
 
 
@@ -96,12 +97,15 @@ class _StepBound:
         work = self._rank_seconds(rank, "forward") + self._rank_seconds(rank, "backward")
         return start + float(work.max()) + max(self._return_from(rank), self.once_per_step(rank, "reduce"))
 
-    def end_of_ranks(self, ranks: Sequence[PipelineRank], count: int) -> float:
-        """When the norm can start as far as ranks are concerned that share devices, each on some or on all `count`."""
+    def end_of_ranks(self, ranks: Sequence[PipelineRank], count: int, field: str) -> float:
+        """When the norm can start as far as ranks are concerned that share devices, each on some or on all `count`.
+
+        `field` of `StageWork` is what they keep the devices from other ranks.
+        """
         devices = self._graph.rank_devices
-        on_all = [self._rank_seconds(rank, "computing") for rank in ranks if len(devices[rank]) == count]
+        on_all = [self._rank_seconds(rank, field) for rank in ranks if len(devices[rank]) == count]
         on_some = sum(
-            float(np.mean(self._rank_seconds(rank, "computing"))) * len(devices[rank]) / count
+            float(np.mean(self._rank_seconds(rank, field))) * len(devices[rank]) / count
             for rank in ranks
             if len(devices[rank]) < count
         )

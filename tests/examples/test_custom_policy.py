@@ -3,7 +3,7 @@
 import pytest
 
 from sharding.planners.policies import auto
-from sharding.planners.policies.auto import run_policy
+from sharding.planners.policies.auto import LOCAL_SEARCH, run_policy
 from tests.examples.loading import load_example, run_command
 from tests.sharding.planners.problems import problem
 
@@ -14,7 +14,7 @@ def test_the_policy_of_the_gin_file_is_compared_with_the_others():
         "mmjax.plan", "--gin_file=custom_policy.gin", "--devices=8", "--batch_rows=64", "--data=internvl_like"
     )
     steps = {entry["policy"]: entry.get("step_seconds") for entry in printed["policies"]}
-    assert [*steps] == [*auto.BUILT_IN_POLICIES, "replicated"]
+    assert [*steps] == [*auto.BUILT_IN_POLICIES, "replicated", LOCAL_SEARCH]
     assert printed["choice"] == min(steps, key=lambda policy: steps[policy] or float("inf"))
     (plan,) = (entry["plan"] for entry in printed["policies"] if entry["policy"] == "replicated")
     assert [(unit["parallelism"]["dp"], unit["devices"]) for unit in plan["units"]] == [(8, "0-7")] * 2

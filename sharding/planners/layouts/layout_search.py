@@ -24,7 +24,7 @@ from sharding.planners.tables.pareto_front import ParetoFront
 _TARGETS = (1.02, 1.06, 1.2, 2.0, 10.0, np.inf)
 _TOLERANCE = 1e-9
 _NEARLY = 2e-3  # share by which a similar layout may take longer than one on fewer devices
-MAX_SIMILAR = 200
+MAX_SIMILAR = 64
 """How many layouts of one (dp, tp, chunks) of the backbone are compared."""
 
 

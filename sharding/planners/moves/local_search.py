@@ -33,6 +33,9 @@ LEAST_GAIN = 0.002
 MOST_OPS = 500_000
 """Forwards and backwards that are simulated from one plan on, at most; each counts once for every 64 replicas."""
 
+_FAR = 0.05
+"""Share by which a plan may take longer than the shortest when its changes begin."""
+
 _REPLICAS = 64  # of which the simulation of an op takes about as long as of one
 
 ChangeKind = Callable[[PlanningProblem, Plan], Iterator[Change]]
@@ -74,8 +77,9 @@ def improve_plans(
 ) -> list[ImprovedPlan]:
     """The plans after all changes that help, of the ones that stay among the shortest.
 
-    All plans go through a round of changes in turn. One that then takes longer than the shortest by `STEP_SLACK` is not
-    changed further: changes of later rounds are small.
+    All plans go through a round of changes in turn, the shortest first. One that takes longer than the shortest by
+    `_FAR` before its first round, or by `STEP_SLACK` before another, is not changed further: changes of later rounds
+    are small.
 
     Args:
         problem: The problem that the plans solve.
@@ -83,19 +87,21 @@ def improve_plans(
         callback: Called with the number of a start and the plan from it after each change.
     """
     plans = list(starts)
+    numbers = sorted(range(len(starts)), key=lambda number: starts[number].timeline.step)
     rounds = {
-        number: _LocalSearch(problem, functools.partial(callback, number)).rounds(start)
-        for number, start in enumerate(starts)
+        number: _LocalSearch(problem, functools.partial(callback, number)).rounds(starts[number]) for number in numbers
     }
+    far = _FAR
     while rounds:
         for number in list(rounds):
-            improved = next(rounds[number], None)
+            shortest = min(plan.timeline.step for plan in plans)
+            is_near = plans[number].timeline.step <= shortest * (1 + far)
+            improved = next(rounds[number], None) if is_near else None
             if improved is None:
                 del rounds[number]
             else:
                 plans[number] = improved
-        longest = min(plan.timeline.step for plan in plans) * (1 + STEP_SLACK)
-        rounds = {number: left for number, left in rounds.items() if plans[number].timeline.step <= longest}
+        far = STEP_SLACK
     return plans
 
 

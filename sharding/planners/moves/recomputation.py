@@ -8,7 +8,7 @@ from sharding.planners.moves.change import Change, UnitChange, all_policies
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.layers.layer import RECOMPUTE_POLICIES, RecomputePolicy
+from sharding.specs.layers.layer import RecomputePolicy
 
 _SHARES = 8  # of the layers of a stage
 _STAGES = 24  # stages of a unit that are changed one by one, at most
@@ -17,21 +17,13 @@ _STAGES = 24  # stages of a unit that are changed one by one, at most
 def recompute_changes(problem: PlanningProblem, plan: Plan) -> Iterator[Change]:
     """Two policies in all stages of a unit, by eighths of their layers; then layers of single stages, one or all."""
     for unit in plan.units:
-        for first, rest in itertools.combinations(_choices(problem), 2):
+        for first, rest in itertools.combinations(problem.searched_recompute, 2):
             for share in range(_SHARES + 1):
                 policies = _mixed(unit, first, rest, share / _SHARES)
                 yield _change(unit, policies, _mixture_words(first, rest, share / _SHARES))
     for unit in plan.units:
         if 1 < unit.stage_count <= _STAGES or (unit.stage_count == 1 and unit.layers[0] > 1):
             yield from _stage_changes(problem, unit)
-
-
-def _choices(problem: PlanningProblem) -> tuple[RecomputePolicy, ...]:
-    """The problem's policies, and `offload` where a device has a link to its host's memory, from the least time on."""
-    allowed: set[RecomputePolicy] = {*problem.recompute_choices}
-    if problem.cluster.host_link:
-        allowed.add("offload")
-    return tuple(policy for policy in RECOMPUTE_POLICIES if policy in allowed)
 
 
 def _mixture_words(first: RecomputePolicy, rest: RecomputePolicy, share: float) -> str:
@@ -55,7 +47,7 @@ def _stage_changes(problem: PlanningProblem, unit: UnitPlan) -> Iterator[Change]
     for stage, count in enumerate(unit.layers):
         own = policies[start : start + count]
         for old in dict.fromkeys(own):
-            for new in _choices(problem):
+            for new in problem.searched_recompute:
                 if new == old:
                     continue
                 every: tuple[RecomputePolicy, ...] = tuple(new if policy == old else policy for policy in own)

@@ -33,7 +33,6 @@ LOCAL_SEARCH = "local_search"
 """Stands for the plans that single changes make of the policies' plans (`run_local_search`)."""
 
 _STARTS = 2  # plans that are changed, at most
-_FAR = 1.5  # times as long as the shortest step that such a plan's may be
 
 SPARE_PLANS: Mapping[str, Callable[[PlanningProblem], Iterable[Plan]]] = {
     "balanced": balanced.spare_plans,
@@ -167,12 +166,11 @@ def run_local_search(
     Args:
         problem: The problem.
         results: Results of policies; of the plans that can be trained, the `_STARTS` with the shortest steps are
-            changed, if they take at most `_FAR` times as long as the shortest.
+            changed.
         callback: Called with every plan that is better than all plans before.
     """
     with_plan = [result for result in results if result.simulated and is_trainable(problem, result.plan)]
-    shortest = sorted(with_plan, key=lambda result: result.timeline.step)[:_STARTS]
-    starts = [result for result in shortest if result.timeline.step <= _FAR * shortest[0].timeline.step]
+    starts = sorted(with_plan, key=lambda result: result.timeline.step)[:_STARTS]
     best_step = min((start.timeline.step for start in starts), default=math.inf)
 
     def show(number: int, found: ImprovedPlan) -> None:

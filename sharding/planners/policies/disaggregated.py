@@ -9,10 +9,9 @@ number of devices for each module in proportion to its FLOPs.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from sharding.costs.cost_model import useful_flops
 from sharding.planners.infeasible import infeasible_error
@@ -29,6 +28,8 @@ _LESS_MEMORY = (0.92, 0.8, 0.65)  # shares of the memory for which spare plans a
 _ESTIMATED = 2  # times as many sizes are estimated
 _SIMILAR = 0.1  # share by which layouts that are estimated may take longer by the objective
 _SLACKS = (0.0, STEP_SLACK / 4, STEP_SLACK / 2, STEP_SLACK)  # within which device-seconds count
+_FIRST_ESTIMATES = 8  # layouts of a size of the backbone, before more of it are estimated
+_BELOW = 0.03  # share by which an estimate may be below the objective, as drawn rows are not mean rows
 _UNSURE = 0.05  # share by which a layout may take longer than the shortest by an estimate that is some percent off
 _WORTHWHILE = STEP_SLACK / 4  # share by which more chunks have to shorten a step
 _SIMULATED_OPS = 25_000  # of all plans together; the first plan is simulated however many ops it has
@@ -102,7 +103,9 @@ def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str
         chunks = choices.pop(0)
         has_several = chunks == 1 or (chunks == 2 and not problem.rendezvous)
         sizes = half if has_several else 1
-        layouts = _layouts_worth_simulating(estimate, problem, sizes, max_devices, ROOMY, chunks)
+        known = [estimate.seconds(same_chunks[0]) for same_chunks in by_chunks if problem.rendezvous]
+        shortest = min(known, default=np.inf)
+        layouts = _layouts_worth_simulating(estimate, problem, sizes, max_devices, ROOMY, chunks, shortest)
         if has_several or not layouts:
             tight = 1 if layouts and not problem.rendezvous else sizes
             layouts += _layouts_worth_simulating(estimate, problem, tight, max_devices, 0, chunks)
@@ -165,26 +168,60 @@ def _layouts_worth_simulating(
     max_devices: Mapping[str, int],
     extra: int,
     chunks: int,
+    shortest: float = np.inf,
 ) -> list[DisjointLayout]:
     """The best layouts by an estimate that sees more than the objective by which they are searched.
 
-    For every layout that the search finds, all layouts with the same sizes of the backbone are estimated. Of each of
-    the `count` best sizes the layout with the shortest step is taken, and the ones about as short with the fewest
-    device-seconds.
+    For every layout that the search finds, layouts with the same sizes of the backbone are estimated: a few first, and
+    all where these come near the shortest. Of each of the `count` best sizes the layout with the shortest step is
+    taken, and the ones about as short with the fewest device-seconds. Sizes that are far from `shortest`, which some
+    other layout takes, may be left out.
     """
-    groups: list[tuple[float, list[DisjointLayout], Float[np.ndarray, " n"]]] = []
+    groups: list[_EstimatedLayouts] = []
     for layout in search_layouts(problem, _ESTIMATED * count, max_devices, extra, chunks):
-        similar = similar_layouts(problem, layout, _SIMILAR, max_devices, extra)
-        seconds = np.array([estimate.seconds(layout) for layout in similar])
-        groups.append((float(seconds.min()), similar, seconds))
-    groups.sort(key=lambda entry: entry[0])
-    chosen: list[DisjointLayout] = []
-    for shortest, similar, seconds in groups[:count]:
-        if shortest > groups[0][0] * (1 + _UNSURE):
+        if layout.seconds * (1 - _BELOW) > shortest * (1 + _UNSURE):
             break
-        devices = np.array([layout.devices for layout in similar])
-        chosen += [similar[_economical(seconds, devices, shortest * (1 + slack))] for slack in _SLACKS]
-    return chosen
+        groups.append(_EstimatedLayouts(estimate, similar_layouts(problem, layout, _SIMILAR, max_devices, extra)))
+        groups[-1].estimate_first(_FIRST_ESTIMATES)
+        shortest = min(shortest, groups[-1].shortest)
+    groups = [group for group in groups if group.shortest <= shortest * (1 + 2 * _UNSURE)]
+    for group in groups:
+        group.estimate_first(len(group.layouts))
+    groups.sort(key=lambda group: group.shortest)
+    near = [group for group in groups[:count] if group.shortest <= groups[0].shortest * (1 + _UNSURE)]
+    return [group.economical(slack) for group in near for slack in _SLACKS]
+
+
+class _EstimatedLayouts:
+    """Layouts in the order of the objective, and estimates of the first ones.
+
+    Attributes:
+        layouts: The layouts.
+        shortest: The shortest estimate.
+    """
+
+    def __init__(self, estimate: StepEstimate, layouts: Sequence[DisjointLayout]) -> None:
+        self.layouts, self.shortest = layouts, np.inf
+        self._estimate = estimate
+        self._seconds: list[float] = []
+
+    def estimate_first(self, count: int) -> None:
+        """Estimates so many layouts, up to the first whose objective is too long to be among the shortest."""
+        for layout in self.layouts[len(self._seconds) : count]:
+            if layout.seconds * (1 - _BELOW) > self.shortest * (1 + STEP_SLACK):
+                break
+            self._seconds.append(self._estimate.seconds(layout))
+            self.shortest = min(self.shortest, self._seconds[-1])
+
+    def economical(self, slack: float) -> DisjointLayout:
+        """The layout with the fewest device-seconds, among the ones that take longer by `slack` at most."""
+        limit = self.shortest * (1 + slack) * (1 + 1e-9)
+        short = [
+            (layout.devices * seconds, number)
+            for number, (layout, seconds) in enumerate(zip(self.layouts, self._seconds, strict=False))
+            if seconds <= limit
+        ]
+        return self.layouts[min(short)[1]]
 
 
 def _op_count(problem: PlanningProblem, layout: DisjointLayout) -> int:
@@ -192,11 +229,6 @@ def _op_count(problem: PlanningProblem, layout: DisjointLayout) -> int:
     tables = problem.module_tables
     stages = sum(len(tables[name].layers[choice.candidate]) for name, choice in layout.choices.items())
     return 2 * layout.microbatches * stages
-
-
-def _economical(seconds: Float[np.ndarray, " n"], devices: Int[np.ndarray, " n"], limit: float) -> int:
-    """Returns the index of the layout with the fewest device-seconds, among the layouts of at most `limit` seconds."""
-    return int(np.where(seconds <= limit * (1 + 1e-9), devices * seconds, np.inf).argmin())
 
 
 def flops_shares(problem: PlanningProblem) -> dict[str, float]:

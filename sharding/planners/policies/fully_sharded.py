@@ -6,26 +6,29 @@ has no tensor parallelism, so that it has more replicas, with rows of its own ov
 nodes (`Parallelism.fsdp`). There is no pipeline, and the fewer microbatches, the less often weights are gathered.
 
 Layouts, which are the backbone's tensor ranks, its groups and the number of microbatches, are tried in the order of
-their lower bounds, until the next cannot be the fastest. As many layers of each module recompute as the memory needs.
+their lower bounds, until the next cannot be the fastest. In each, the layers of every module recompute, or offload what
+they save, so that the step is shortest in the memory that there is (`module_recompute`).
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, get_args
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from sharding.planners.capacities import capacities_of
 from sharding.planners.infeasible import check_gathered_layers
 from sharding.planners.layouts.placement import make_unit
-from sharding.planners.least_recompute import LayerPolicies, SimulatedMemory, least_recompute
+from sharding.planners.module_recompute import ModulePolicies, PolicyNeeds, least_seconds
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+from sharding.plans.text.recompute_text import recompute_text
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layers.layer import RecomputePolicy
 
 _GROUP_GROWTH = 4  # how many times larger the next hybrid group is
+_TRIES = 5  # estimates of what else than saved activations a device holds
 
 
 class _Layout(NamedTuple):
@@ -44,6 +47,13 @@ class _Layout(NamedTuple):
     microbatches: int
 
 
+class _FittingPlan(NamedTuple):
+    """A plan that fits, and the seconds of its step."""
+
+    plan: Plan
+    step: float
+
+
 def plans(problem: PlanningProblem) -> list[Plan]:
     """A plan of every layout that fits and may be the fastest; else the plan that comes nearest to fitting.
 
@@ -51,18 +61,27 @@ def plans(problem: PlanningProblem) -> list[Plan]:
         PlanError: No number of replicas divides the rows, or fixed ranks do not suit modules on the same devices; or
             no plan fits, and the nearest gathers a layer that does not.
     """
-    search, plans, shortest = _Search(problem), [], math.inf
-    for bound, layout in search.layouts():
-        if bound > shortest * (1 + STEP_SLACK):
+    search, fitting = _Search(problem), list[_FittingPlan]()
+    layouts = search.layouts()
+    for bound, layout in layouts:
+        longest = _longest_of_use(fitting, search.devices_of(layout))
+        if bound > longest * (1 + STEP_SLACK):
             break
-        best = search.best_with(layout, shortest * (1 + STEP_SLACK))
+        best = search.best_with(layout, longest) if bound <= longest else None
         if best:
-            plans.append(best.plan)
-            shortest = min(shortest, best.step)
-    if not plans:
-        plans = [search.smallest()]
-        check_gathered_layers(problem, plans[0])
-    return plans
+            fitting.append(best)
+    if fitting:
+        return [plan for plan, _ in fitting]
+    nearest = search.smallest([layout for _, layout in layouts])
+    check_gathered_layers(problem, nearest)
+    return [nearest]
+
+
+def _longest_of_use(fitting: Sequence[_FittingPlan], devices: int) -> float:
+    """Seconds that a step on so many devices may take to be the shortest, or nearly and with fewer device-seconds."""
+    shortest = min((step for _, step in fitting), default=math.inf)
+    least = min((plan.device_count * step for plan, step in fitting), default=math.inf)
+    return max(shortest, min(least / devices, shortest * (1 + STEP_SLACK)))
 
 
 class _Search:
@@ -72,7 +91,7 @@ class _Search:
         self._problem = problem
         self._backbone = problem.graph.backbone.name
         self._ranks = problem.fixed_ranks_of(self._backbone)
-        self._nearest: SimulatedMemory | None = None  # of the plans that do not fit
+        self._layers = {module.name: module.layer_count for module in problem.graph.modules}
 
     def layouts(self) -> list[tuple[float, _Layout]]:
         """All layouts, each with seconds that its step is not shorter than, ascending.
@@ -95,27 +114,80 @@ class _Search:
                 f"on {self._problem.devices} devices no number of replicas divides the {self._problem.rows} rows with "
                 f"these ranks on the same devices: {ranks}; use more devices, or the policy disaggregated"
             )
-        least = LayerPolicies(self._choices[0])
+        least = self._alike(self._problem.searched_recompute[0])
         bounds = [self._problem.least_step_seconds(self._plan(layout, least)) for layout in layouts]
         return sorted(zip(bounds, layouts, strict=True))
 
-    def best_with(self, layout: _Layout, longest: float) -> SimulatedMemory | None:
-        """The fastest plan of a layout that fits; None if there is none, or it would take longer than `longest`."""
-        if self._simulate(layout, LayerPolicies(self._choices[0])).step > longest:
-            return None
-        largest = layout._replace(group=layout.dp)  # takes the least memory
-        fitting = self._fitting(largest) and self._fitting(layout)
-        return min(fitting, key=lambda simulated: simulated.step, default=None)
+    def devices_of(self, layout: _Layout) -> int:
+        """Number of devices of a layout."""
+        return layout.dp * layout.tp * self._ranks.cp
 
-    def smallest(self) -> Plan:
-        """Returns the plan that comes nearest, where no plan fits."""
-        assert self._nearest is not None
-        return self._nearest.plan
+    def best_with(self, layout: _Layout, longest: float) -> _FittingPlan | None:
+        """The fastest plan of a layout that fits; None if there is none, or it would take longer than `longest`.
 
-    @functools.cached_property
-    def _choices(self) -> Sequence[RecomputePolicy]:
-        """The recomputation policies to choose from, from the least to the most."""
-        return sorted(self._problem.recompute_choices, key=get_args(RecomputePolicy).index)
+        The bytes that a device holds besides saved activations depend on how layers recompute. They are estimated by
+        what its modules hold at all times, then by each plan that is simulated; few layers change with that, so that a
+        plan which takes far longer is the last.
+        """
+        least = {module: min(needs.values(), key=_device_bytes) for module, needs in self._needs(layout).items()}
+        other = sum(need.static_bytes for need in least.values())
+        best, tried = None, set[Plan]()
+        for _ in range(_TRIES):
+            policies = self._policies_with(layout, other)
+            if policies is None:
+                break
+            plan = self._plan(layout, policies)
+            if plan in tried or self._problem.least_step_seconds(plan) > longest:
+                break
+            tried.add(plan)
+            timeline = self._problem.simulate(plan)
+            if self._problem.memory_fraction(timeline) <= 1 and (best is None or timeline.step < best.step):
+                best = _FittingPlan(plan, timeline.step)
+            if timeline.step > longest * (1 + STEP_SLACK):
+                break
+            saved = sum(self._saved_bytes(layout, name, runs) for name, runs in policies.items())
+            other = max(map(timeline.lane_peak_memory, timeline.lanes)) - saved
+        return best
+
+    def smallest(self, layouts: list[_Layout]) -> Plan:
+        """Returns the plan that comes nearest, where no plan of these layouts fits."""
+        nearest = (
+            self._plan(layout, self._alike(policy))
+            for layout in layouts
+            if layout.group == layout.dp  # takes the least memory
+            for policy in self._problem.recompute_choices
+        )
+        return min(nearest, key=lambda plan: self._problem.memory_fraction(self._problem.simulate(plan)))
+
+    def _alike(self, policy: RecomputePolicy) -> ModulePolicies:
+        policies: dict[str, tuple[RecomputePolicy, ...]] = {}
+        for module, count in self._layers.items():
+            policies[module] = (policy,) * count
+        return policies
+
+    def _policies_with(self, layout: _Layout, other: float) -> ModulePolicies | None:
+        """The policies with which the step is shortest where a device holds `other` bytes besides what layers save."""
+        room, host_room = self._problem.cluster.usable_memory - other, self._problem.cluster.host_memory
+        return least_seconds(self._layers, self._needs(layout), room, host_room)
+
+    def _saved_bytes(self, layout: _Layout, module: str, policies: tuple[RecomputePolicy, ...]) -> float:
+        needs = self._needs(layout)[module]
+        return sum(needs[policy].device_bytes for policy in policies) / len(policies)
+
+    @functools.cache  # noqa: B019 as long-lived as the search
+    def _needs(self, layout: _Layout) -> Mapping[str, Mapping[RecomputePolicy, PolicyNeeds]]:
+        """By module, what it takes of a step of a layout with each policy."""
+        needs: dict[str, dict[RecomputePolicy, PolicyNeeds]] = {module: {} for module in self._layers}
+        for policy in self._problem.searched_recompute:
+            for unit in self._plan(layout, self._alike(policy)).units:
+                (costs,) = self._problem.unit_costs(unit, layout.microbatches)
+                needs[unit.name][policy] = PolicyNeeds(
+                    seconds=float((costs.forward + costs.backward).max(axis=1).sum()),
+                    device_bytes=float(costs.saved_bytes.max()),
+                    host_bytes=float(costs.offloaded_bytes.max()),
+                    static_bytes=sum(costs.static),
+                )
+        return needs
 
     def _most_replicas(self, tp: int) -> int:
         """The most replicas of the backbone, or 0."""
@@ -139,24 +211,9 @@ class _Search:
                 return False
         return True
 
-    @functools.cache  # noqa: B019 as long-lived as the search
-    def _fitting(self, layout: _Layout) -> tuple[SimulatedMemory, ...]:
-        """The plans of a layout with the least recomputation that fit."""
-        fitting_plans = least_recompute(self._choices, functools.partial(self._simulate, layout))
-        if not fitting_plans.fitting:
-            nearest = [fitting_plans.nearest, *([self._nearest] if self._nearest else [])]
-            self._nearest = min(nearest, key=lambda simulated: simulated.memory)
-        return fitting_plans.fitting
-
-    @functools.cache  # noqa: B019
-    def _simulate(self, layout: _Layout, policies: LayerPolicies) -> SimulatedMemory:
-        plan = self._plan(layout, policies)
-        timeline = self._problem.simulate(plan)
-        return SimulatedMemory(plan, timeline.step, self._problem.memory_fraction(timeline))
-
-    def _plan(self, layout: _Layout, policies: LayerPolicies) -> Plan:
+    def _plan(self, layout: _Layout, policies: ModulePolicies) -> Plan:
         """Returns the plan of a layout."""
-        devices = layout.dp * layout.tp * self._ranks.cp
+        devices = self.devices_of(layout)
         units: list[UnitPlan] = []
         for module in self._problem.graph.modules:
             ranks = self._problem.fixed_ranks_of(module.name)
@@ -167,18 +224,17 @@ class _Search:
                 dp=replicas,
                 tp=tp,
                 layers=(module.layer_count,),
-                recompute=policies.recompute,
+                recompute="none",
                 fixed_ranks=ranks,
                 collectives=self._problem.collectives_of(module.name, tp),
                 rows=0 if module.is_backbone else replicas,
             )
             capacities = () if module.is_backbone else self._capacities(unit, layout.microbatches)
-            layer_policies = policies.of_stage(module.layer_count)
             fsdp = layout.group * replicas // layout.dp
             units.append(
                 dataclasses.replace(
                     unit,
-                    recompute=(layer_policies,),
+                    recompute=(recompute_text(policies[module.name]),),
                     capacities=capacities,
                     parallelism=dataclasses.replace(unit.parallelism, fsdp=fsdp),
                 )
@@ -194,3 +250,7 @@ class _Search:
     @functools.cached_property
     def _drawn_capacities(self) -> dict[tuple[str, int, int], tuple[int, ...]]:
         return {}
+
+
+def _device_bytes(needs: PolicyNeeds) -> float:
+    return needs.static_bytes + needs.device_bytes

@@ -23,19 +23,23 @@ class SchedulePolicy:
         reads_seconds: Whether the order may depend on the seconds of stages.
         splits_backward: Whether gradients of weights are ops of their own (`OpGraph.split_stages`), apart from what a
             stage sends back.
+        bundles: Whether an op may run in one program with the op before it (`Schedule.bundled`).
     """
 
     order: Callable[[OpGraph, InFlightLimits], Schedule]
     max_in_flight: Callable[[OpGraph], InFlightLimits]
     reads_seconds: bool = True
     splits_backward: bool = False
+    bundles: bool = True
 
 
 BUILT_IN_SCHEDULES: Mapping[str, SchedulePolicy] = {
-    "gpipe": SchedulePolicy(gpipe, gpipe_in_flight, reads_seconds=False),
-    "1f1b": SchedulePolicy(one_f_one_b, one_f_one_b_in_flight, reads_seconds=False),
-    "interleaved": SchedulePolicy(interleaved, interleaved_in_flight),
-    "zb-h1": SchedulePolicy(zero_bubble, zero_bubble_in_flight, reads_seconds=False, splits_backward=True),
+    "gpipe": SchedulePolicy(gpipe, gpipe_in_flight, reads_seconds=False, bundles=False),
+    "1f1b": SchedulePolicy(one_f_one_b, one_f_one_b_in_flight, reads_seconds=False, bundles=False),
+    "interleaved": SchedulePolicy(interleaved, interleaved_in_flight, bundles=False),
+    "zb-h1": SchedulePolicy(
+        zero_bubble, zero_bubble_in_flight, reads_seconds=False, splits_backward=True, bundles=False
+    ),
     "colocated": SchedulePolicy(colocated, colocated_in_flight),
 }
 

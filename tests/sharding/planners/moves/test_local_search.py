@@ -90,14 +90,14 @@ def test_the_search_ends_with_its_ops(monkeypatch):
     assert len(simulated) == 1
 
 
-def test_plans_that_stay_longer_are_not_changed_to_the_end():
+def test_plans_that_are_far_from_the_shortest_are_not_changed():
     start = ImprovedPlan(START.plan, START.timeline)
     rigid = run_policy(PROBLEM, "rigid_first_stage")
     far = ImprovedPlan(rigid.plan, rigid.timeline)
     alone, (near, other) = improve_plans(PROBLEM, [far])[0], improve_plans(PROBLEM, [start, far])
     assert near.timeline.step == improve_plans(PROBLEM, [start])[0].timeline.step
-    assert near.timeline.step * (1 + STEP_SLACK) < other.timeline.step
-    assert other.changes == alone.changes[: len(other.changes)]
+    assert near.timeline.step * (1 + local_search._FAR) < far.timeline.step
+    assert alone.changes and not other.changes
 
 
 def test_plans_that_a_registered_schedule_refuses_are_left_out(monkeypatch):
@@ -121,8 +121,8 @@ def test_plans_that_a_registered_schedule_refuses_are_left_out(monkeypatch):
 
 
 def test_the_result_names_the_start_and_the_changes():
-    found = run_local_search(PROBLEM, [START, run_policy(PROBLEM, "fsdp"), run_policy(PROBLEM, "rigid")])
-    assert found.policy == LOCAL_SEARCH and found.start in ("disaggregated", "fsdp") and found.changes
+    found = run_local_search(PROBLEM, [START, run_policy(PROBLEM, "balanced"), run_policy(PROBLEM, "rigid")])
+    assert found.policy == LOCAL_SEARCH and found.start in ("disaggregated", "balanced") and found.changes
     assert found.plan.made_for == PROBLEM.purpose
     again = run_local_search(PROBLEM, [PolicyResult("mine", SimulatedPlan(found.plan, found.timeline))])
     assert again.simulated is None or again.timeline.step < found.timeline.step
