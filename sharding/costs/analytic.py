@@ -93,6 +93,11 @@ class AnalyticCostModel:
         """See `CostModel.has_row_gathers`."""
         return True
 
+    @property
+    def has_all_policies(self) -> bool:
+        """See `CostModel.has_all_policies`."""
+        return True
+
     @functools.cached_property
     def _kernels(self) -> KernelCosts:
         bandwidth = self.cluster.memory_bandwidth * self.efficiency.memory

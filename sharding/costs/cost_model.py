@@ -130,6 +130,11 @@ class CostModel(Protocol):
         """Whether `gather_rows` has seconds; without, planners leave out stages with unlike tensor-parallel sizes."""
         ...
 
+    @property
+    def has_all_policies(self) -> bool:
+        """Whether layers have seconds with every recomputation policy, and not with the measured ones alone."""
+        ...
+
     def forward(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, stack: int = 1) -> LayerSeconds:
         """The forward of one of `stack` equal layers, for each load of a replica, on one of its devices."""
         ...

@@ -263,6 +263,11 @@ class ProfiledCostModel:
         """See `CostModel.has_row_gathers`; they are not timed."""
         return False
 
+    @property
+    def has_all_policies(self) -> bool:
+        """See `CostModel.has_all_policies`."""
+        return False
+
     def forward(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, stack: int = 1) -> LayerSeconds:
         """See `CostModel.forward`."""
         _check_measured(ranks)

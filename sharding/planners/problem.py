@@ -174,7 +174,7 @@ class PlanningProblem:
     def searched_recompute(self) -> tuple[RecomputePolicy, ...]:
         """`recompute_choices`, and `offload` where devices reach their hosts' memory, from the least time on."""
         allowed: set[RecomputePolicy] = {*self.recompute_choices}
-        if self.cluster.host_link:
+        if self.cluster.host_link and self.costs.has_all_policies:
             allowed.add("offload")
         return tuple(policy for policy in RECOMPUTE_POLICIES if policy in allowed)
 

@@ -72,8 +72,7 @@ def changed_plan(problem: PlanningProblem, plan: Plan, change: Change) -> Plan:
     microbatches = change.microbatches or plan.microbatches
     units = [_changed_unit(problem, unit, change.units.get(unit.name), microbatches) for unit in plan.units]
     if shares_devices(plan):
-        _check_device_counts(plan, units)
-        placed = [dataclasses.replace(unit, devices=old.devices) for unit, old in zip(units, plan.units, strict=True)]
+        placed = _on_shared_devices(problem, plan, units)
         changed = Plan(tuple(placed), microbatches)
     else:
         changed = place_units(units, microbatches)
@@ -142,10 +141,21 @@ def _recompute(policies: tuple[RecomputePolicy, ...], layers: tuple[int, ...]) -
     return tuple(texts)
 
 
-def _check_device_counts(plan: Plan, units: list[UnitPlan]) -> None:
+def _on_shared_devices(problem: PlanningProblem, plan: Plan, units: list[UnitPlan]) -> list[UnitPlan]:
+    """The units on their devices; more pipeline ranks are on idle devices."""
+    used = {device for unit in plan.units for device in unit.devices}
+    idle = [device for device in range(problem.devices) if device not in used]
+    placed = []
     for old, unit in zip(plan.units, units, strict=True):
-        if len(old.devices) != len(unit.devices):
+        more = len(unit.devices) - len(old.devices)
+        if more and unit.parallelism != old.parallelism:
             raise PlanError(f"unit {unit.name} shares its {len(old.devices)} devices; use as many")
+        if more > len(idle):
+            raise PlanError(f"unit {unit.name} needs {more} more devices, but {len(idle)} are idle; use fewer")
+        devices = old.devices[: len(unit.devices)] + tuple(idle[: max(more, 0)])
+        idle = idle[max(more, 0) :]
+        placed.append(dataclasses.replace(unit, devices=devices))
+    return placed
 
 
 def _with_capacities(problem: PlanningProblem, before: Plan, plan: Plan) -> Plan:

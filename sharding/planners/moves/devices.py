@@ -3,6 +3,8 @@
 import itertools
 from collections.abc import Iterator
 
+import numpy as np
+
 from sharding.planners.moves.change import Change, UnitChange, shares_devices
 from sharding.planners.moves.sizes import resized
 from sharding.planners.problem import PlanningProblem
@@ -13,10 +15,12 @@ _REPLICAS = (1, -1, 2, -2, 4, -4)
 
 
 def device_changes(problem: PlanningProblem, plan: Plan) -> Iterator[Change]:
-    """More or fewer replicas of a unit with devices of its own, and replicas in exchange for another unit's."""
+    """More or fewer pipeline ranks; replicas of a unit with devices of its own, or in exchange for another unit's."""
+    idle = problem.devices - plan.device_count
+    for unit in plan.units:
+        yield from _pipeline_changes(unit, idle)
     if shares_devices(plan):
         return
-    idle = problem.devices - plan.device_count
     for unit in plan.units:
         for dp in _other_replicas(unit, idle):
             yield Change(f"{unit.name}: dp {unit.parallelism.dp} -> {dp}", {unit.name: resized(unit, dp)})
@@ -38,6 +42,23 @@ def microbatch_changes(problem: PlanningProblem, plan: Plan) -> Iterator[Change]
             for policy in problem.recompute_choices:
                 change = UnitChange(policies=(policy,) * sum(backbone.layers))
                 yield Change(f"{words}, {backbone.name} {policy}", {backbone.name: change}, microbatches=count)
+
+
+def _pipeline_changes(unit: UnitPlan, idle: int) -> Iterator[Change]:
+    """One pipeline rank more or fewer, and the most that idle devices make."""
+    most = unit.pp + idle // (len(unit.devices) // unit.pp)
+    for pp in sorted({unit.pp - 1, unit.pp + 1, most} & set(range(1, most + 1)) - {unit.pp}, reverse=True):
+        layers = _resampled(unit.layers, pp * unit.parallelism.chunks)
+        if layers:
+            yield Change(f"{unit.name}: pp {unit.pp} -> {pp}", {unit.name: UnitChange(layers=layers)})
+
+
+def _resampled(layers: tuple[int, ...], stages: int) -> tuple[int, ...]:
+    """The layers of another number of stages that are as unlike as before; empty if one would have none."""
+    ends = np.linspace(0, len(layers), stages + 1)
+    bounds = np.rint(np.interp(ends, np.arange(len(layers) + 1), np.cumsum((0, *layers)))).astype(int)
+    resampled = np.diff(bounds)
+    return tuple(resampled.tolist()) if resampled.min() else ()
 
 
 def _other_replicas(unit: UnitPlan, idle: int) -> list[int]:
