@@ -19,12 +19,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from document_blocks import Block, documents, read_blocks
+from document_blocks import documents, read_blocks
 
 HOME = pathlib.Path(__file__).resolve().parents[1]
+sys.path.append(str(HOME))
+from tests.xla_flags import COMPILE_QUICKLY  # noqa: E402
+
 ENVIRONMENT = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+"""As users have it, for the README."""
+QUICK_ENVIRONMENT = {**ENVIRONMENT, "XLA_FLAGS": COMPILE_QUICKLY, "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
+"""For all else, most of which is compiling for a few steps: `tiny.gin` takes 18 s of a core before the second step, and
+55 s as users have it; a step takes 1.2 s instead of 0.5."""
 
 MISTAKES = {
     "train --gin_file=tinny.gin": "tiny.gin",
@@ -49,6 +56,10 @@ MISTAKES = {
 """Command lines with one mistake, and what their error must name."""
 
 
+TESTED = ("own_data.py", "sweep.py", "wandb_run.py")
+"""Examples that tests/examples/ runs as users do, and whose output it reads."""
+
+
 PAGES = {
     "README.md": ("data.html", "step.html", "runs/short/report.html"),
     "docs/how_to/data.md": ("data.html",),
@@ -63,7 +74,8 @@ PAGES = {
 def main() -> None:
     """Runs all parts, two at a time: most of each is planning, tracing and compiling, which one core does.
 
-    The README comes first, because the pages of docs/ go on in what it has left, each in a copy.
+    The README comes first, because the pages of docs/ go on in what it has left, each in a copy. What trains the same
+    model comes behind what plans or is refused, so that few compile the same programs at once.
     """
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -73,11 +85,9 @@ def main() -> None:
             shutil.copytree(HOME / folder, folder)
         readme, *pages = documents(HOME)
         read = pool.submit(follow, readme)
-        parts = [
-            read,
-            *(pool.submit(timed, part.__name__, part) for part in (train_and_resume, make_mistakes)),
-        ]
-        parts += [pool.submit(run_program, *program) for program in programs()]
+        parts = [read, pool.submit(timed, make_mistakes.__name__, make_mistakes)]
+        parts += [pool.submit(run_program, *program) for program in programs(shown_commands([readme, *pages]))]
+        parts.append(pool.submit(timed, train_and_resume.__name__, train_and_resume))
         parts += [pool.submit(follow, page, read) for page in pages]
         for part in concurrent.futures.as_completed(parts):
             if part.exception():
@@ -98,6 +108,7 @@ def follow(document: pathlib.Path, before: "concurrent.futures.Future[str] | Non
         shutil.copytree(before.result(), folder)
     else:
         shutil.copytree(HOME / "examples", folder / "examples")
+    environment = QUICK_ENVIRONMENT if before else ENVIRONMENT
     program = ""
     for block in read_blocks(document, HOME):
         if not block.is_run:
@@ -105,23 +116,23 @@ def follow(document: pathlib.Path, before: "concurrent.futures.Future[str] | Non
         if block.file:
             (folder / block.file).write_text(block.text)
         elif block.language == "bash":
-            run_block(block, ["bash", "-euo", "pipefail", "-c", block.text], folder)
+            run_block(block.where, ["bash", "-euo", "pipefail", "-c", block.text], folder, environment)
         else:
             program += block.text
     if program:
         (folder / "program.py").write_text(program)
-        timed(f"{document.name}, Python", lambda: run([sys.executable, "program.py"], folder=str(folder)))
+        run_block(f"{document.name}, Python", [sys.executable, "program.py"], folder, environment)
     for page in PAGES.get(str(document.relative_to(HOME)), ()):
         assert "</html>" in (folder / page).read_text()
     return str(folder)
 
 
-def run_block(block: Block, command: list[str], folder: pathlib.Path) -> None:
+def run_block(where: str, command: list[str], folder: pathlib.Path, environment: dict[str, str]) -> None:
     """Runs the commands of a block; what fails is told with its place."""
     try:
-        timed(block.where, lambda: run(command, folder=str(folder)))
+        timed(where, lambda: run(command, folder=str(folder), environment=environment))
     except AssertionError as error:
-        raise AssertionError(f"{block.where}: {error}") from error
+        raise AssertionError(f"{where}: {error}") from error
 
 
 def make_mistakes() -> None:
@@ -136,7 +147,7 @@ def train_and_resume() -> None:
     arguments = ["train", "--gin_file=tiny.gin", "--steps=30", "--workdir=run", "--gin.TrainConfig.log_interval=1"]
     command = [sys.executable, "-m", "mmjax", *arguments]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=QUICK_ENVIRONMENT
     ) as process:
         assert process.stdout is not None
         shown = []
@@ -158,20 +169,34 @@ def train_and_resume() -> None:
     assert contents(pathlib.Path("run")) == finished
 
 
-def programs() -> list[tuple[str, list[str]]]:
-    """The folder and the command of every notebook, and of every example: a program, or the command that it is for."""
-    found = [
+def shown_commands(documents: Iterable[pathlib.Path]) -> str:
+    """The commands in the blocks of documents that are run."""
+    blocks = (block for document in documents for block in read_blocks(document, HOME))
+    return "".join(block.text for block in blocks if block.is_run and block.language == "bash")
+
+
+def programs(shown: str) -> list[tuple[str, list[str]]]:
+    """The folder and the command of every notebook, and of every example: a program, or the command that it is for.
+
+    Args:
+        shown: Commands that documents run; the programs of examples among them are left out, as are `TESTED` ones.
+    """
+    notebooks = [
         ("notebooks", [sys.executable, "-m", "jupyter", "execute", path.name])
         for path in sorted(pathlib.Path("notebooks").glob("*.ipynb"))
     ]
-    commands = [mmjax_command("plan --gin_file=custom_policy.gin --devices=8 --policy=replicated")]
+    commands = []
     for path in sorted(pathlib.Path("examples").glob("*.py")):
         text = path.read_text()
-        if '__name__ == "__main__"' in text:
+        if path.name in TESTED:
+            continue
+        if '__name__ == "__main__"' in text and f"python examples/{path.name}\n" not in shown:
             commands.append([sys.executable, path.name])
         if "mmjax.train --gin_file" in text and "plan.json" not in text:
             commands.append(mmjax_command(f"train --gin_file={path.stem}.gin --steps=3 --workdir=runs/{path.stem}"))
-    return found + [("examples", command) for command in commands]
+    # Those that only plan, and so compile nothing, come first.
+    commands.sort(key=lambda command: "train" in command)
+    return [("examples", command) for command in commands] + notebooks
 
 
 def run_program(folder: str, command: list[str]) -> None:
@@ -201,9 +226,9 @@ def mmjax_command(line: str) -> list[str]:
     return [sys.executable, "-m", "mmjax", *shlex.split(line)]
 
 
-def run(command: list[str], code: int = 0, folder: str = ".") -> str:
+def run(command: list[str], code: int = 0, folder: str = ".", environment: dict[str, str] = QUICK_ENVIRONMENT) -> str:
     """Runs a command; fails if it ends with another code or shows a traceback."""
-    done = subprocess.run(command, env=ENVIRONMENT, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
     assert done.returncode == code and "Traceback" not in done.stdout + done.stderr, (
         f"{shlex.join(command)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     )

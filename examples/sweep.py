@@ -8,7 +8,7 @@ import jax
 import mmjax
 
 RATES = (1e-3, 3e-3, 1e-2)
-STEPS = 20
+STEPS = 10
 
 mmjax.use_cpu_devices(8)
 compiled = []  # the programs that jax compiles, or loads from its cache of earlier processes
@@ -21,7 +21,7 @@ def listen(event: str, duration_secs: float, **details: str | int) -> None:
 
 
 jax.monitoring.register_event_duration_secs_listener(listen)
-print("learning rate   loss of steps 1-5   of 16-20   programs compiled")
+print("learning rate   loss of steps 1-5   of 6-10   programs compiled")
 for rate in RATES:
     config = mmjax.load("tiny.gin", f"OptimizerConfig.learning_rate = {rate}", steps=STEPS)
     compiled.clear()

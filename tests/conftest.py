@@ -5,7 +5,7 @@ import os
 import pathlib
 
 from sharding.runtime.compilation_cache import default_cache_folder, enable_compilation_cache
-from tests.tiers import TIERS, ProcessStarts, is_selected, tier_of, tier_of_file
+from tests.tiers import TIERS, ProcessStarts, is_selected, tier_of, tiers_of_file
 from tests.xla_flags import xla_flags
 
 # Before jax starts: it reads these once. Child processes of tests inherit them.
@@ -57,18 +57,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
-    """A file of a tier that is not selected is not imported."""
-    if collection_path.suffix != ".py":
+    """A file whose tiers are not selected is not imported."""
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
-    tier = tier_of_file(collection_path)
-    return True if tier and not is_selected(tier, config.option.markexpr) else None
+    selected = any(is_selected(tier, config.option.markexpr) for tier in tiers_of_file(collection_path))
+    return None if selected else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with engines come first, for they take the longest, and no worker should be left alone with one."""
+    """Files with engines or clusters come first: they take the longest, and none should be left to one worker."""
     for item in items:
-        tier_of(item)  # raises if there are two
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/mmjax/training/"))
+        tier_of(item)  # raises if there are two, or one that its file does not name
+    items.sort(key=lambda item: not item.nodeid.startswith(("tests/mmjax/training/", "tests/processes/")))
 
 
 @pytest.fixture(autouse=True)

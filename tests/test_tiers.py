@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.tiers import TIERS, is_selected, tier_of, tier_of_file
+from tests.tiers import TIERS, is_selected, tier_of, tier_of_file, tiers_of_file
 
 HOME = pathlib.Path(__file__).resolve().parents[1]
 FILES = sorted((HOME / "tests").rglob("test_*.py"))
@@ -76,19 +76,41 @@ def test_a_file_of_a_tier_is_collected_only_where_the_tier_is_selected(pytestcon
     assert is_selected("aot", "")
 
 
+MARK = "pytest.mark."  # this file names no tier
+
+
+@pytest.mark.parametrize(
+    ("text", "tiers"),
+    [
+        ("def test_y(): ...", {"default"}),
+        (f"@{MARK}processes\n@{MARK}skipif(False)\ndef test_y(): ...", {"default", "processes"}),
+        (f'@{MARK}parametrize("x", [pytest.param(1, marks={MARK}runs)])', {"default", "runs"}),
+        (f'@{MARK}parametrize("x", first_in_default([1, 2]))', {"default", "layouts"}),
+        (f"pytestmark = {MARK}pages", {"pages"}),
+    ],
+)
+def test_the_tiers_of_a_file_are_those_that_it_names(tmp_path, text, tiers):
+    (tmp_path / "test_x.py").write_text(text)
+    assert tiers_of_file(tmp_path / "test_x.py") == tiers
+
+
 class Item:
     """A test with markers."""
 
     nodeid = "tests/test_x.py::test_y"
 
-    def __init__(self, *markers: str) -> None:
-        self.markers = markers
+    def __init__(self, path: pathlib.Path, *markers: str) -> None:
+        self.path, self.markers = path, markers
 
     def get_closest_marker(self, name: str) -> str | None:
         return name if name in self.markers else None
 
 
-def test_two_tiers_of_a_test_end_the_session():
-    assert tier_of(Item()) == "default" and tier_of(Item("layouts", "slow")) == "layouts"
+def test_two_tiers_of_a_test_or_one_that_its_file_does_not_name_end_the_session(tmp_path):
+    path = tmp_path / "test_x.py"
+    path.write_text(f"@{MARK}layouts")
+    assert tier_of(Item(path)) == "default" and tier_of(Item(path, "layouts", "slow")) == "layouts"
     with pytest.raises(pytest.UsageError, match=r"test_y has the markers of 2 tiers, layouts and aot: keep one"):
-        tier_of(Item("layouts", "aot"))
+        tier_of(Item(path, "layouts", "aot"))
+    with pytest.raises(pytest.UsageError, match=r"its file does not name: write pytest\.mark\.parity"):
+        tier_of(Item(path, "parity"))

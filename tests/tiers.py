@@ -2,8 +2,8 @@
 
 A test without a marker belongs to the default tier, which `python -m pytest` runs: everything on the host, every layer
 against its reference, and one engine test a feature, in this process. The others are run by their marker, as in
-`python -m pytest -m layouts`. A file of one tier begins with `pytestmark = pytest.mark.TIER`, and is not imported where
-its tier is not selected.
+`python -m pytest -m layouts`. A file of one tier begins with `pytestmark = pytest.mark.TIER`. A file is not imported
+where none of the tiers that it names is selected: to import all takes half a minute.
 """
 
 import functools
@@ -29,12 +29,23 @@ TIERS = {
 """By marker, what its tests prove."""
 
 _WHOLE_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.(\w+)", re.MULTILINE)
+_NAMED = re.compile(r"\bpytest\.mark\.(\w+)")
 
 
 def tier_of_file(path: pathlib.Path) -> str | None:
     """The tier to which all tests of a file belong; None if its tests say so one by one."""
     match = _WHOLE_FILE.search(path.read_text())
     return match[1] if match and match[1] in TIERS else None
+
+
+@functools.cache
+def tiers_of_file(path: pathlib.Path) -> frozenset[str]:
+    """The tiers to which tests of a file may belong, by its text: `default` unless all are of another."""
+    if tier := tier_of_file(path):
+        return frozenset({tier})
+    text = path.read_text()
+    named = set(_NAMED.findall(text)) & set(TIERS)
+    return frozenset({"default", *named, *(["layouts"] if first_in_default.__name__ in text else [])})
 
 
 @functools.cache
@@ -47,11 +58,13 @@ def tier_of(item: pytest.Item) -> str:
     """The tier of a test.
 
     Raises:
-        pytest.UsageError: It has the markers of two.
+        pytest.UsageError: It has the markers of two, or one that its file does not name.
     """
     named = [tier for tier in TIERS if item.get_closest_marker(tier)]
     if len(named) > 1:
         raise pytest.UsageError(f"{item.nodeid} has the markers of {len(named)} tiers, {' and '.join(named)}: keep one")
+    if named and named[0] not in tiers_of_file(item.path):
+        raise pytest.UsageError(f"{item.nodeid} is of a tier that its file does not name: write pytest.mark.{named[0]}")
     return named[0] if named else "default"
 
 

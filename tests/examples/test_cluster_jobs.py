@@ -128,7 +128,8 @@ def test_a_pod_succeeds_only_at_the_end_of_the_training(tmp_path, kind, waits):
 def test_a_pod_that_is_told_to_end_lets_the_run_save_and_fails(tmp_path, kind):
     command = pod_command(kind, tmp_path / "run")
     write_summary(tmp_path / "run", "SIGTERM")
-    training = "trap 'kill $!; echo saved; exit 0' TERM; echo training; /bin/sleep 60 & wait"
+    # It says that it trains when there is what to kill: what still slept would keep the pipe open.
+    training = "/bin/sleep 60 & trap 'kill $!; echo saved; exit 0' TERM; echo training; wait"
     pod = subprocess.Popen(command, env=programs(tmp_path, mmjax=training), stdout=subprocess.PIPE, text=True)
     assert pod.stdout and pod.stdout.readline() == "training\n"
     pod.terminate()

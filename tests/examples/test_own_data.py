@@ -20,7 +20,6 @@ def test_a_copy_of_the_example_trains_and_is_evaluated_on_its_own_test_split(tmp
     for name in ("own_data.py", "own_data.gin"):
         shutil.copy(HOME / "examples" / name, tmp_path)
     command = [sys.executable, "-m", "mmjax.train", "--gin_file=own_data.gin", "--gin.STEPS=3", "--workdir=run"]
-    command += ["--gin.TrainConfig.sample_questions=0", "--gin.TrainConfig.sample_images=0"]
     environment = os.environ | {"PYTHONPATH": str(HOME), "XLA_FLAGS": xla_flags(1)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

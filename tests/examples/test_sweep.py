@@ -18,7 +18,7 @@ def test_the_example_compiles_once_and_the_largest_rate_learns_most(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     header, *rows = done.stdout.splitlines()
-    assert header == "learning rate   loss of steps 1-5   of 16-20   programs compiled"
+    assert header == "learning rate   loss of steps 1-5   of 6-10   programs compiled"
     figures = [[float(figure) for figure in row.split()] for row in rows]
     assert [rate for rate, *_ in figures] == [1e-3, 3e-3, 1e-2]
     compiled = [count for *_, count in figures]

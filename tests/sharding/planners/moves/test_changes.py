@@ -1,6 +1,7 @@
 """Changes of plans: every one gives a plan that can be trained or is refused, and changes what it says."""
 
 import dataclasses
+import functools
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,12 @@ from sharding.plans.plan_error import PlanError
 from tests.sharding.planners.problems import build_problem, problem, recipes
 
 PROBLEM = problem(devices=12)
-PLANS = {name: run_policy(PROBLEM, name).plan for name in ("disaggregated", "fsdp", "colocated")}
+
+
+@functools.cache
+def plans():
+    """By policy, the plan that the changes start from; all plans of this file take seconds."""
+    return {name: run_policy(PROBLEM, name).plan for name in ("disaggregated", "fsdp", "colocated")}
 
 
 def accepted(case, plan, kind):
@@ -34,8 +40,8 @@ def accepted(case, plan, kind):
 
 @pytest.mark.parametrize("kind", CHANGE_KINDS)
 def test_every_kind_changes_some_plan(kind):
-    plans = [plan for start in PLANS.values() for _, plan in accepted(PROBLEM, start, kind)]
-    assert plans and all(plan not in PLANS.values() for plan in plans)
+    changed = [plan for start in plans().values() for _, plan in accepted(PROBLEM, start, kind)]
+    assert changed and all(plan not in plans().values() for plan in changed)
 
 
 @settings(max_examples=15)
@@ -58,7 +64,7 @@ def test_changed_plans_can_be_trained_on_the_devices_with_all_layers(recipe, pol
 
 
 def test_a_unit_of_another_size_gets_devices_capacities_and_collectives_of_that_size():
-    plan = PLANS["disaggregated"]
+    plan = plans()["disaggregated"]
     vision = plan.unit_of("vision")
     dp = vision.parallelism.dp + 1
     change = Change("", {"vision": UnitChange(phase_rows=dp, parallelism={"dp": dp})})
@@ -73,7 +79,7 @@ def test_a_unit_of_another_size_gets_devices_capacities_and_collectives_of_that_
 
 def test_all_replicas_of_a_fully_sharded_unit_stay_so_and_whole_weights_stay_whole():
     case = dataclasses.replace(PROBLEM, devices=99)
-    plan = PLANS["disaggregated"]
+    plan = plans()["disaggregated"]
     one = changed_plan(case, plan, Change("", {"vision": UnitChange(phase_rows=1, parallelism={"dp": 1, "fsdp": 1})}))
     two = changed_plan(case, one, Change("", {"vision": UnitChange(phase_rows=2, parallelism={"dp": 2})}))
     assert two.unit_of("vision").parallelism.fsdp == 1
@@ -84,7 +90,7 @@ def test_all_replicas_of_a_fully_sharded_unit_stay_so_and_whole_weights_stay_who
 
 def test_microbatches_stay_on_their_pipeline_replicas():
     replicas = (1, 0, 2, 1)
-    plan = PLANS["colocated"]
+    plan = plans()["colocated"]
     assert (plan.microbatches, plan.unit_of("vision").parallelism.pipeline_replicas) == (4, 3)
     units = tuple(
         unit.with_hints(replica_of_microbatch=replicas) if unit.name == "vision" else unit for unit in plan.units
@@ -96,7 +102,7 @@ def test_microbatches_stay_on_their_pipeline_replicas():
 
 
 def test_layers_keep_their_policies_where_stages_change():
-    plan = PLANS["disaggregated"]
+    plan = plans()["disaggregated"]
     policies = ("full", "none", "selective", "none")
     mixed = changed_plan(PROBLEM, plan, Change("", {"backbone": UnitChange(policies=policies)}))
     assert all_policies(mixed.unit_of("backbone")) == policies
@@ -110,7 +116,7 @@ def test_layers_keep_their_policies_where_stages_change():
 
 
 def test_shared_devices_stay_and_other_numbers_of_them_are_refused():
-    plan = PLANS["fsdp"]
+    plan = plans()["fsdp"]
     with pytest.raises(PlanError, match=f"unit vision shares its {plan.device_count} devices"):
         changed_plan(PROBLEM, plan, Change("", {"vision": UnitChange(parallelism={"dp": 2}, phase_rows=2)}))
     filled = changed_plan(PROBLEM, plan, Change("", schedule="colocated"))
@@ -119,15 +125,15 @@ def test_shared_devices_stay_and_other_numbers_of_them_are_refused():
 
 
 def test_more_devices_than_there_are_are_refused():
-    backbone = PLANS["disaggregated"].unit_of("backbone")
+    backbone = plans()["disaggregated"].unit_of("backbone")
     twice = UnitChange(parallelism={"tp": 4 * backbone.parallelism.tp})
     with pytest.raises(PlanError):
-        changed_plan(PROBLEM, PLANS["disaggregated"], Change("", {"backbone": twice}))
+        changed_plan(PROBLEM, plans()["disaggregated"], Change("", {"backbone": twice}))
 
 
 def test_layers_are_offloaded_only_where_devices_have_a_link_to_host_memory():
     def offloads(case):
-        return any("offload" in change.words for change in recompute_changes(case, PLANS["disaggregated"]))
+        return any("offload" in change.words for change in recompute_changes(case, plans()["disaggregated"]))
 
     linked = dataclasses.replace(PROBLEM.cluster, host_link=Link(1e9, 1e-6), host_memory=1e9)
     assert "offload" not in PROBLEM.recompute_choices and not offloads(PROBLEM)
@@ -164,12 +170,12 @@ def test_steps_of_many_changed_plans_are_those_of_each_alone(recipe, policy):
 
 def test_tensor_ranks_are_those_that_a_planner_may_choose():
     def sizes(case):
-        changes = [change for start in PLANS.values() for change in size_changes(case, start)]
+        changes = [change for start in plans().values() for change in size_changes(case, start)]
         fields = [unit.parallelism for change in changes for unit in change.units.values()]
         return {parallelism["tp"] for parallelism in fields if parallelism.get("tp", 1) > 1}
 
     assert sizes(PROBLEM) and max(sizes(PROBLEM)) <= PROBLEM.cluster.devices_per_node
-    started = {unit.parallelism.tp for plan in PLANS.values() for unit in plan.units}
+    started = {unit.parallelism.tp for plan in plans().values() for unit in plan.units}
     assert sizes(dataclasses.replace(PROBLEM, tensor_sizes=(1,))) <= started
 
 
