@@ -78,9 +78,8 @@ def simulate_megatron(
         for collectives in choices:
             run = functools.partial(_simulate, problem, layout, dp, collectives)
             plans = least_recompute(problem.recompute_choices, run)
-            candidates += [
-                (simulated, problem, microbatch, collectives) for simulated in plans.fitting or (plans.nearest,)
-            ]
+            for simulated in plans.fitting or (plans.nearest,):
+                candidates.append((simulated, problem, microbatch, collectives))
     fitting = [candidate for candidate in candidates if candidate[0].memory <= 1]
     best, problem, microbatch, collectives = min(
         fitting or candidates, key=lambda candidate: candidate[0].step if fitting else candidate[0].memory
