@@ -124,7 +124,7 @@ def arrange(samples: StepSamples, balancing: Balancing, per_node: int) -> Arrang
             batch = place_batches(SentItems(sizes, source, target), samples.replicas, per_node)[batch]
         exchanges.append(Exchange("text", text * TEXT_BYTES, drawn_by, batch))
         exchanges += [
-            _output_exchange(samples, computed_by[name], batch, items, sizes) for name, items, sizes in outputs
+            _output_exchange(samples, name, computed_by[name], batch, items, sizes) for name, items, sizes in outputs
         ]
     return Arrangement({**computed_by, backbone: batch}, tuple(exchanges))
 
@@ -141,6 +141,7 @@ def _batches(
 
 def _output_exchange(
     samples: StepSamples,
+    name: str,
     encoded_by: Int[np.ndarray, " n"],
     backbone: Int[np.ndarray, " n"],
     items: Int[np.ndarray, " k"],
@@ -152,7 +153,7 @@ def _output_exchange(
     moved = encoded.inverse().compose(Rearrangement.from_targets(backbone[items], before))
     in_order = np.empty_like(sizes)
     in_order[encoded.new_index] = sizes
-    return Exchange("outputs", in_order, moved.source, moved.target, passes=2)
+    return Exchange(f"outputs of {name}", in_order, moved.source, moved.target, passes=2)
 
 
 def _input_bytes(encoder: EncoderConfig) -> int:

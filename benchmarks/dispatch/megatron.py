@@ -8,6 +8,7 @@ InternViT-6B's 25.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 from benchmarks.dispatch.samples import StepSamples
 from benchmarks.dispatch.settings import TENSOR_RANKS, Megatron
@@ -17,12 +18,16 @@ from configs.workloads import SyntheticData
 from sharding.planners.layouts.placement import make_unit
 from sharding.planners.least_recompute import LayerPolicies, SimulatedMemory, least_recompute
 from sharding.planners.problem import PlanningProblem
+from sharding.plans.parallelism import CollectivesName
 from sharding.plans.plan import Plan
 from sharding.simulation.timeline import Timeline
 from sharding.specs.layers.layer import LoadColumn
 
 MICROBATCH_SAMPLES = (1, 2, 4, 8, 16)
 """Samples of a replica's microbatch to choose from; the paper states none."""
+COLLECTIVES: tuple[CollectivesName, ...] = ("sequence_parallel", "ring")
+"""Tensor-parallel collectives to choose from: exposed, and overlapped with the matmuls as Megatron-LM's option
+`--tp-comm-overlap` does; the paper does not say whether it is set."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,14 +38,22 @@ class MegatronStep:
         timeline: The simulated step.
         memory: Share of a device's memory.
         microbatch: Samples of a replica's microbatch.
+        collectives: Its tensor-parallel collectives.
     """
 
     timeline: Timeline
     memory: float
     microbatch: int
+    collectives: CollectivesName
 
 
-def simulate_megatron(samples: StepSamples, data: SyntheticData, layout: Megatron, devices: int) -> MegatronStep:
+def simulate_megatron(
+    samples: StepSamples,
+    data: SyntheticData,
+    layout: Megatron,
+    devices: int,
+    choices: Sequence[CollectivesName] = COLLECTIVES,
+) -> MegatronStep:
     """Returns the step of Megatron-LM's layout; where none fits, the one that comes nearest.
 
     Args:
@@ -48,11 +61,12 @@ def simulate_megatron(samples: StepSamples, data: SyntheticData, layout: Megatro
         data: Their description.
         layout: The layout.
         devices: Number of devices.
+        choices: Tensor-parallel collectives to choose from.
     """
     dp = devices // (TENSOR_RANKS * layout.pp)
     encoders = tuple(map(_with_divisible_heads, samples.model.encoders))
     samples = dataclasses.replace(samples, model=dataclasses.replace(samples.model, encoders=encoders))
-    candidates: list[tuple[SimulatedMemory, PlanningProblem, int]] = []
+    candidates: list[tuple[SimulatedMemory, PlanningProblem, int, CollectivesName]] = []
     for microbatch in MICROBATCH_SAMPLES:
         if layout.samples % (dp * microbatch):
             continue
@@ -61,14 +75,16 @@ def simulate_megatron(samples: StepSamples, data: SyntheticData, layout: Megatro
             for module, loads in samples.loads.items()
         }
         problem = problem_of(samples, data, rows, devices)
-        run = functools.partial(_simulate, problem, layout, dp)
-        plans = least_recompute(problem.recompute_choices, run)
-        candidates += [(simulated, problem, microbatch) for simulated in plans.fitting or (plans.nearest,)]
+        for collectives in choices:
+            run = functools.partial(_simulate, problem, layout, dp, collectives)
+            plans = least_recompute(problem.recompute_choices, run)
+            for simulated in plans.fitting or (plans.nearest,):
+                candidates.append((simulated, problem, microbatch, collectives))
     fitting = [candidate for candidate in candidates if candidate[0].memory <= 1]
-    best, problem, microbatch = min(
+    best, problem, microbatch, collectives = min(
         fitting or candidates, key=lambda candidate: candidate[0].step if fitting else candidate[0].memory
     )
-    return MegatronStep(problem.simulate(best.plan, rows=problem.data.loads), best.memory, microbatch)
+    return MegatronStep(problem.simulate(best.plan, rows=problem.data.loads), best.memory, microbatch, collectives)
 
 
 def _with_divisible_heads(encoder: EncoderConfig) -> EncoderConfig:
@@ -77,7 +93,9 @@ def _with_divisible_heads(encoder: EncoderConfig) -> EncoderConfig:
     return dataclasses.replace(encoder, heads=min(counts, key=lambda count: abs(count - encoder.heads)))
 
 
-def _simulate(problem: PlanningProblem, layout: Megatron, dp: int, policies: LayerPolicies) -> SimulatedMemory:
+def _simulate(
+    problem: PlanningProblem, layout: Megatron, dp: int, collectives: CollectivesName, policies: LayerPolicies
+) -> SimulatedMemory:
     backbone = problem.graph.backbone
     layers = (backbone.layer_count // layout.pp,) * layout.pp
     unit = make_unit(
@@ -86,7 +104,7 @@ def _simulate(problem: PlanningProblem, layout: Megatron, dp: int, policies: Lay
         tp=TENSOR_RANKS,
         layers=layers,
         recompute=policies.recompute,
-        collectives="sequence_parallel",
+        collectives=collectives,
     )
     unit = dataclasses.replace(unit, recompute=tuple(map(policies.of_stage, layers)))
     encoders = []
@@ -97,7 +115,7 @@ def _simulate(problem: PlanningProblem, layout: Megatron, dp: int, policies: Lay
             tp=TENSOR_RANKS,
             layers=(module.layer_count,),
             recompute=policies.recompute,
-            collectives="sequence_parallel",
+            collectives=collectives,
         )
         encoders.append(
             dataclasses.replace(

@@ -2,9 +2,10 @@
 
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.dispatch.arrangement import NOT_NODE_WISE, ORCHMLLM, arrange
+from benchmarks.dispatch.arrangement import NOT_NODE_WISE, ORCHMLLM, Exchange, arrange
 from benchmarks.dispatch.samples import StepSamples
 from benchmarks.dispatch.settings import PLANNING_GOAL_MS, PLANNING_REPLICAS
 from benchmarks.dispatch.steps import CLUSTER
@@ -34,18 +35,26 @@ def _milliseconds(samples: StepSamples, node_wise: bool) -> float:
 
 
 def placement_rows(samples: StepSamples) -> list[dict[str, Any]]:
-    """Bytes that a replica sends between nodes at most in a step, with and without placement."""
+    """Bytes that a replica sends between nodes at most, with and without placement: in a step, and by exchange."""
     rows, per_node = [], CLUSTER.devices_per_node
     for replicas in PLANNING_REPLICAS:
         some = samples.first(samples.mini_batch, replicas)
-        without, placed = (
-            most_sent_between_nodes(arrange(some, balancing, per_node).exchanges, replicas, per_node)
-            for balancing in (NOT_NODE_WISE, ORCHMLLM)
-        )
+        without, placed = (arrange(some, balancing, per_node).exchanges for balancing in (NOT_NODE_WISE, ORCHMLLM))
         title = f"{replicas:,} replicas x {some.mini_batch} samples, between nodes"
-        rows += [
-            paper_row(f"{title}, without node-wise placement: MB", without / 1e6),
-            paper_row(f"{title}, placed: MB", placed / 1e6),
-            paper_row(f"{title}, placed: share of the bytes without", placed / without),
-        ]
+        rows += _sent_rows(title, without, placed, replicas)
+        for before, after in zip(without, placed, strict=True):
+            rows += _sent_rows(f"{title}, {before.name}", (before,), (after,), replicas)
     return rows
+
+
+def _sent_rows(
+    title: str, without: Sequence[Exchange], placed: Sequence[Exchange], replicas: int
+) -> list[dict[str, Any]]:
+    before, after = (
+        most_sent_between_nodes(exchanges, replicas, CLUSTER.devices_per_node) for exchanges in (without, placed)
+    )
+    return [
+        paper_row(f"{title}, without node-wise placement: MB", before / 1e6),
+        paper_row(f"{title}, placed: MB", after / 1e6),
+        paper_row(f"{title}, placed: share of the bytes without", after / before),
+    ]

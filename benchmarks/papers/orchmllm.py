@@ -53,7 +53,7 @@ MEAN_OF = 2_000
 ASSUMED = (
     "samples are described (configs/data/speech_mix.gin), not measured",
     "every module is one stage on all devices; exchanges take the links between phases, and nothing hides them",
-    "Megatron-LM: tp 8, pp 2 / 4 / 10, encoders beside the first stage's equal share of the backbone",
+    "Megatron-LM: tp 8, pp 2 / 4 / 10, encoders beside the first stage's share of the backbone, collectives overlap",
 )
 BEST_ASSUMED = "best: rows of 4,096 tokens packed from such samples, as many tokens a step, a whole row a microbatch"
 

@@ -1,8 +1,10 @@
-"""Post-balancing: the samples of a step are drawn first, whatever their sizes, and then dealt over its rows.
+"""Post-balancing: the samples of a step are drawn first, nearly whatever their sizes, and then dealt over its rows.
 
 Other algorithms pick the samples of a row by size. Here a step takes the next samples of a random order, as many as its
 rows hold, and deals them so that the rows have even sums of the first modality, the tokens (OrchMLLM, arXiv 2503.23830,
-section 5.1).
+section 5.1). The paper's rows have no capacity. Here they have one, and a run of random samples leaves room in it.
+Therefore a step also sees some samples that follow: of the run, a sample that does not fit, or a small one in whose
+place a larger one fills the row, waits for the next step.
 """
 
 import dataclasses
@@ -13,15 +15,16 @@ from jaxtyping import Float, Int
 from data.errors import DataError
 from data.packing.grouping.algorithms import GroupingAlgorithm
 from data.packing.grouping.groups import Groups, concatenate_groups
-from sharding.balancing.postbalancing.unpadded import balance_unpadded
+from sharding.balancing.postbalancing.within_capacity import NO_ROW, balance_if_fitting, balance_within_capacity
 
-_FEWER = 0.98  # share of the samples that is dealt next, where all of them do not fit
-_LEVELS = 1 << 20  # to which sizes are rounded for balancing
+AHEAD_SHARE, AHEAD_LEAST = 0.25, 16
+"""How many samples a step sees beyond the run that its rows hold: this share of the run, and at least so many."""
+_FULL = 0.995  # share of the capacity of a step from which a run of samples needs no others
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PostBalancedGroups(GroupingAlgorithm):
-    """Steps of `rows` consecutive groups, each of the next samples in random order.
+    """Steps of `rows` consecutive groups, each of the next samples in random order, but for those that do not fit.
 
     Attributes:
         rows: Groups of a step.
@@ -41,47 +44,34 @@ class PostBalancedGroups(GroupingAlgorithm):
         order = random.permutation(samples)
         steps: list[Groups] = []
         while len(order):
-            count, group_of = self._deal_most(sizes[order] / capacity)
-            by_group = np.argsort(group_of, kind="stable")
-            lengths = np.bincount(group_of, minlength=self.rows)
-            steps.append(Groups.from_lengths(order[:count][by_group], lengths[lengths > 0]))
-            order = order[count:]
+            due = _longest_run(sizes[order], self.rows * capacity)
+            seen = order[: due + max(AHEAD_LEAST, int(AHEAD_SHARE * due))]
+            group_of = self._deal(sizes[seen], capacity, due)
+            by_group = np.argsort(group_of, kind="stable")[(group_of == NO_ROW).sum() :]
+            lengths = np.bincount(group_of[by_group], minlength=self.rows)
+            steps.append(Groups.from_lengths(seen[by_group], lengths[lengths > 0]))
+            order = np.concatenate([seen[group_of == NO_ROW], order[len(seen) :]])
         return concatenate_groups(steps)
 
-    def _deal_most(self, shares: Float[np.ndarray, "n k"]) -> tuple[int, Int[np.ndarray, " c"]]:
-        """Number of the first samples that make a step, and the group of each.
+    def _deal(
+        self, sizes: Float[np.ndarray, "n k"], capacity: Float[np.ndarray, " k"], due: int
+    ) -> Int[np.ndarray, " n"]:
+        """The group of each sample that a step sees; `NO_ROW` for those that it leaves.
 
         Args:
-            shares: Sizes of the samples as shares of a group's capacity.
+            sizes: Sizes of the samples, in their order.
+            capacity: Capacity of a group.
+            due: The first samples, which fit into the step if its groups are taken together.
         """
-        sums = np.cumsum(shares, axis=0)
-        count = max(int((sums <= self.rows).all(axis=1).sum()), 1)
-        while count > self.rows:
-            group_of = self._deal(shares[:count])
-            if group_of is not None:
-                return count, group_of
-            count = int(count * _FEWER)
-        count = min(self.rows, len(shares))
-        return count, np.arange(count)
+        if len(sizes) <= self.rows:
+            return np.arange(len(sizes))
+        if due > self.rows and (sizes[:due].sum(axis=0) >= _FULL * self.rows * capacity).any():
+            even = balance_if_fitting(sizes[:due], capacity, self.rows)
+            if even is not None:
+                return np.concatenate([even, np.full(len(sizes) - due, NO_ROW)])
+        return balance_within_capacity(sizes, capacity, self.rows, due)
 
-    def _deal(self, shares: Float[np.ndarray, "n k"]) -> Int[np.ndarray, " n"] | None:
-        """The group of each sample; None if the samples do not fit in this way.
 
-        Groups are evened out without regard to their capacity. Where one then exceeds it, samples are dealt one by one,
-        the largest first, to the least filled group that has room.
-        """
-        group_of = balance_unpadded(np.ceil(shares[:, 0] * _LEVELS).astype(np.int64), self.rows)
-        sums = np.stack([np.bincount(group_of, column, self.rows) for column in shares.T], axis=1)
-        return group_of if (sums <= 1).all() else self._deal_with_room(shares)
-
-    def _deal_with_room(self, shares: Float[np.ndarray, "n k"]) -> Int[np.ndarray, " n"] | None:
-        room = np.ones((self.rows, shares.shape[1]))
-        group_of = np.empty(len(shares), np.int64)
-        for sample in np.argsort(-shares[:, 0], kind="stable").tolist():
-            has_room = (room >= shares[sample]).all(axis=1)
-            if not has_room.any():
-                return None
-            group = int(np.where(has_room, room[:, 0], -1).argmax())
-            room[group] -= shares[sample]
-            group_of[sample] = group
-        return group_of
+def _longest_run(sizes: Float[np.ndarray, "n k"], capacity: Float[np.ndarray, " k"]) -> int:
+    """How many of the first samples fit into a capacity; at least one."""
+    return max(int((np.cumsum(sizes, axis=0) <= capacity).all(axis=1).sum()), 1)

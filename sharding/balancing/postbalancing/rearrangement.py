@@ -47,10 +47,11 @@ class Rearrangement:
         if self.target.min() < 0 or self.target.max() >= self.replicas:
             raise ValueError(f"targets from {self.target.min()} to {self.target.max()} with {self.replicas} replicas")
         outside = (self.target_position < 0) | (self.target_position >= self.after[self.target])
-        filled = np.zeros(items, bool)
-        filled[self.new_index % items] = True
-        if filled.all() and not outside.any():
-            return
+        if not outside.any():
+            filled = np.zeros(items, bool)
+            filled[self.new_index] = True
+            if filled.all():
+                return
         twice = np.bincount(self.new_index[~outside], minlength=items) > 1
         for wrong, problem in ((outside, "is out of range"), (twice[self.new_index % items], "is given twice")):
             if wrong.any():

@@ -18,7 +18,7 @@ from benchmarks.dispatch.arrangement import (
     replica_loads,
 )
 from benchmarks.dispatch.balance_figures import largest_mini_batch, phase_rows
-from benchmarks.dispatch.megatron import simulate_megatron
+from benchmarks.dispatch.megatron import COLLECTIVES, simulate_megatron
 from benchmarks.dispatch.planning import planning_rows
 from benchmarks.dispatch.samples import described, draw_step
 from benchmarks.dispatch.settings import Megatron
@@ -167,3 +167,15 @@ def test_megatron_has_its_encoders_on_the_first_stage(mllm_10b):
     assert step.microbatch in (1, 2, 4, 8) and step.memory <= 1
     tokens = samples.tokens("backbone")[:16].sum()
     assert step.timeline.tokens_per_second == pytest.approx(tokens / step.timeline.step)
+
+
+def test_megatron_overlaps_its_collectives_where_that_is_faster(mllm_10b):
+    _, data = mllm_10b
+    samples, layout = draw_step(*mllm_10b, 32, 1), Megatron(pp=2, samples=16)
+    exposed, overlapped = (simulate_megatron(samples, data, layout, 32, (kind,)) for kind in COLLECTIVES)
+    chosen = simulate_megatron(samples, data, layout, 32)
+    assert chosen.timeline.step == min(exposed.timeline.step, overlapped.timeline.step)
+    assert chosen.collectives == min((exposed, overlapped), key=lambda step: step.timeline.step).collectives
+    waits = [sum(step.timeline.idle[cause] for cause in step.timeline.idle if "tensor" in str(cause))
+             for step in (exposed, overlapped)]  # fmt: skip
+    assert waits[1] < waits[0]

@@ -1,4 +1,4 @@
-"""Post-balanced steps: the next samples of a random order, dealt evenly over the rows, as many as these hold."""
+"""Post-balanced steps: the next samples of a random order, but for those that do not fit, in even and full rows."""
 
 import numpy as np
 import pytest
@@ -6,30 +6,60 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.errors import DataError
-from data.packing.grouping.post_balanced import PostBalancedGroups
+from data.packing.grouping.algorithms import FirstFit
+from data.packing.grouping.post_balanced import AHEAD_LEAST, AHEAD_SHARE, PostBalancedGroups
 from tests.data.packing.grouping.draws import sized
-
-
-def drawn_order(samples, seed):
-    """The order in which the algorithm takes samples."""
-    return np.random.default_rng(seed).permutation(samples).tolist()
 
 
 @given(sized(), st.integers(1, 5), st.integers(0, 9))
 @settings(max_examples=50)
-def test_steps_are_runs_of_a_random_order(drawn, rows, seed):
+def test_steps_take_the_next_samples_of_a_random_order_and_few_from_behind_them(drawn, rows, seed):
     sizes, capacity = drawn
     sizes = sizes[(sizes <= capacity).all(axis=1)]
     groups = [
         members.tolist() for members in PostBalancedGroups(rows=rows)(sizes, capacity, np.random.default_rng(seed))
     ]
-    order = drawn_order(np.arange(len(sizes)), seed)
+    order = np.random.default_rng(seed).permutation(len(sizes)).tolist()
     while order:
+        due = max(1, sum((np.cumsum(sizes[order], axis=0) <= rows * capacity).all(axis=1)))
+        seen = order[: due + max(AHEAD_LEAST, int(AHEAD_SHARE * due))]
         step = groups[:rows]
-        members = sorted(member for group in step for member in group)
-        assert members == sorted(order[: len(members)]) and len(members) >= min(rows, len(order))
-        groups, order = groups[len(step) :], order[len(members) :]
+        members = {member for group in step for member in group}
+        assert members <= set(seen) and len(step) == min(rows, len(order))
+        groups, order = groups[len(step) :], [sample for sample in order if sample not in members]
     assert not groups
+
+
+@pytest.mark.parametrize("rows", [2, 8, 64])
+def test_rows_are_as_full_as_those_of_first_fit_and_even(rows):
+    """But for the last step of the samples."""
+    random = np.random.default_rng(3)
+    sizes, capacity = random.lognormal(6.5, 0.8, (1500, 1)).clip(40, 2048).round(), np.array([2048.0])
+    fills = []
+    for algorithm in (PostBalancedGroups(rows=rows), FirstFit()):
+        groups = algorithm(sizes, capacity, random)
+        sums = groups.sums(sizes)[: len(groups) // rows * rows - rows, 0].reshape(-1, rows)
+        fills.append(sums.mean() / capacity[0])
+        assert (sums.max(axis=1) / sums.mean(axis=1)).mean() < 1.02
+    assert fills[0] > fills[1] - 0.02
+
+
+def test_rows_limited_by_images_are_fuller_and_more_even_than_those_of_first_fit():
+    """Of sizes like the quickstart's: a picture of 64 patches with a long text, or an image to generate."""
+    random = np.random.default_rng(3)
+    has_picture = random.random(3000) < 0.125
+    tokens = np.where(has_picture, random.normal(100, 40, 3000).clip(36, 216).round(), 6)
+    sizes = np.stack([tokens, 64 * has_picture, ~has_picture, np.ones(3000)], axis=1)
+    capacity = np.array([320.0, 128, 12, 16])
+    images, unevenness = [], []
+    for algorithm in (PostBalancedGroups(rows=8), FirstFit()):
+        groups = algorithm(sizes, capacity, random)
+        sums = groups.sums(sizes)[: len(groups) // 8 * 8 - 8]
+        tokens = sums[:, 0].reshape(-1, 8)
+        images.append(sums[:, 2].mean())
+        unevenness.append((tokens.max(axis=1) / tokens.mean(axis=1)).mean())
+    assert images[0] > images[1]
+    assert unevenness[0] < 1.15 < unevenness[1]
 
 
 def test_rows_of_a_step_are_even_and_full():
