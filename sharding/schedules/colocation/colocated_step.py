@@ -12,10 +12,11 @@ from sharding.schedules.colocation.backbone_timeline import BackboneTimeline, ba
 from sharding.schedules.colocation.colocated_units import ColocatedUnits, colocated_units, without_units
 from sharding.schedules.colocation.pass_order import Bundles, OrderedPasses
 from sharding.schedules.in_flight import InFlightLimits
-from sharding.schedules.interleaved_1f1b import interleaved_in_flight
+from sharding.schedules.interleaved_1f1b import interleaved_events, interleaved_in_flight
 from sharding.schedules.list_scheduling import ONE_SLOT
 from sharding.schedules.numbered_passes import NumberedPasses
 from sharding.schedules.ops import OpGraph, PipelineOp
+from sharding.schedules.pass_seconds import pass_times
 
 _BUNDLE_SHARES = 4
 """Bundles are tried for so many shares of the encoders' ops, in equal steps up to all of them."""
@@ -76,6 +77,11 @@ class ColocatedStep:
             passes = self._ordered(self.timeline, filling)
             if len(passes.ops) == len(self.timeline.times) + len(filling.times):
                 yield passes
+
+    def interleaved(self) -> OrderedPasses:
+        """All units in one interleaved 1F1B."""
+        ops = tuple(self.passes.started(interleaved_events(self.passes)))
+        return OrderedPasses(self.op_graph, ops, {}, pass_times(self.op_graph, ops))
 
     @property
     def has_bundles(self) -> bool:

@@ -1,9 +1,11 @@
 """The order of forwards and backwards, from the times at which they would start."""
 
 import dataclasses
+import functools
 import heapq
 from collections.abc import Mapping
 
+from sharding.schedules.hop_order import OrderWithHops, order_hops
 from sharding.schedules.numbered_passes import NumberedPasses
 from sharding.schedules.ops import OpGraph, PipelineOp
 from sharding.schedules.pass_seconds import OpTimes, last_end, pass_times
@@ -81,5 +83,12 @@ class OrderedPasses:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all forwards and backwards."""
+        """Seconds of all forwards and backwards where hops take none."""
         return last_end(self.times)
+
+    @functools.cached_property
+    def with_hops(self) -> OrderWithHops:
+        """The same order with the hops among them, which occupy both their ends; it takes no less than `seconds`."""
+        taken = set(self.bundles.values())
+        programs = [(op, self.bundles[op]) if op in self.bundles else (op,) for op in self.ops if op not in taken]
+        return order_hops(self.op_graph, programs)
