@@ -9,7 +9,7 @@ run until then.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from sharding.schedules.ops import OpGraph, PipelineOp
@@ -47,7 +47,25 @@ class OrderWithHops(NamedTuple):
     seconds: float
 
 
-def order_hops(op_graph: OpGraph, programs: Sequence[Program]) -> OrderWithHops:
+HopsOfPasses = Mapping[PipelineOp, Sequence[tuple[PipelineOp, PipelineOp]]]
+"""For every pass, the hops that follow it, each with the pass that takes its array."""
+
+
+def hops_of_passes(op_graph: OpGraph) -> HopsOfPasses:
+    """The hops of all forwards and backwards."""
+    passes = (
+        PipelineOp(kind, *stage, number)
+        for stage in op_graph.stage_graph.stages
+        for kind in op_graph.passes_of(stage)
+        for number in range(op_graph.microbatches)
+    )
+    return {
+        op: [(hop, PipelineOp(op.kind, *hop.target_id, hop.microbatch)) for hop in op_graph.hops_after(op)]
+        for op in passes
+    }
+
+
+def order_hops(op_graph: OpGraph, programs: Sequence[Program], hops: HopsOfPasses | None = None) -> OrderWithHops:
     """Places hops among passes; devices keep to the order of their passes, and each pass starts as soon as it can.
 
     A hop runs once both its ends are free. Devices whose next pass is ready do not wait for the other end of a hop,
@@ -56,8 +74,9 @@ def order_hops(op_graph: OpGraph, programs: Sequence[Program]) -> OrderWithHops:
     Args:
         op_graph: The step, with the seconds of every stage.
         programs: Its passes in an order in which they can run.
+        hops: Its `hops_of_passes`, where they are known.
     """
-    return _HopOrder(op_graph, programs).run()
+    return _HopOrder(op_graph, programs, hops or hops_of_passes(op_graph)).run()
 
 
 class _Hop(NamedTuple):
@@ -83,10 +102,10 @@ class _Hop(NamedTuple):
 class _HopOrder:
     """Goes through a step by the times at which programs and hops start and end. Sets of devices are bits."""
 
-    def __init__(self, op_graph: OpGraph, programs: Sequence[Program]) -> None:
+    def __init__(self, op_graph: OpGraph, programs: Sequence[Program], hops: HopsOfPasses) -> None:
         self._programs = programs
         self._set_programs(op_graph)
-        self._set_hops(op_graph)
+        self._set_hops(hops)
         self._now, self._busy = 0.0, 0
         self._free_at = [0.0] * len(self._queues)  # by class of devices, when what it runs ends
         self._heads = [0] * len(self._queues)  # by class of devices, how many of its programs have started
@@ -116,21 +135,22 @@ class _HopOrder:
                 self._queues[lane].append(number)
         self._hop_seconds = HOP_SHARE * sum(self._seconds) / max(len(self._programs), 1)
 
-    def _set_hops(self, op_graph: OpGraph) -> None:
+    def _set_hops(self, hops_of: HopsOfPasses) -> None:
         numbers = {op: number for number, program in enumerate(self._programs) for op in program}
         self._hops: list[_Hop] = []
         self._hops_after: list[list[int]] = [[] for _ in self._programs]
         self._missing = [0] * len(self._programs)
-        self._unsent = dict.fromkeys(numbers, 0)
+        self._unsent: dict[PipelineOp, int] = {}
+        bits = self._bits
         for producer, sender in numbers.items():
-            hops = op_graph.hops_after(producer)
+            hops = hops_of[producer]
             self._unsent[producer] = len(hops)
-            for hop in hops:
-                consumer = numbers[PipelineOp(producer.kind, *hop.target_id, hop.microbatch)]
-                ends = self._bits[sender], self._bits[consumer]
+            for hop, taken_by in hops:
+                consumer = numbers[taken_by]
+                both = bits[sender] | bits[consumer]
                 self._hops_after[sender].append(len(self._hops))
                 self._missing[consumer] += 1
-                self._hops.append(_Hop(hop, sender, producer, consumer, ends[0] | ends[1], ends[0] == ends[1]))
+                self._hops.append(_Hop(hop, sender, producer, consumer, both, bits[sender] == bits[consumer]))
 
     def run(self) -> OrderWithHops:
         """Returns the events."""

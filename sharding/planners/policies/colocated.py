@@ -8,6 +8,7 @@ pipeline replicas take and into how many slices their stages are cut, is decided
 """
 
 import functools
+import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -61,18 +62,26 @@ def plans(problem: PlanningProblem, known_step: float = math.inf) -> list[Plan]:
 
     Args:
         problem: The problem.
-        known_step: Seconds of the step of another policy's plan. The search ends with its first plan if that takes
+        known_step: Seconds of the step of another policy's plan. Nothing is simulated where no step can be about as
+            short, by the estimate and the lower bound of the layouts. The search ends with its first plan if that takes
             `_FAR` times as long: what is searched after it does not shorten a step by so much.
 
     Raises:
         PlanError: There is no module besides the backbone, a module has context-parallel ranks, or no layout
-            leaves memory for the weights of all modules; or the first plan does not fit and takes far longer than
-            `known_step`.
+            leaves memory for the weights of all modules; or every layout takes longer than `known_step`, or the first
+            plan does not fit and takes far longer.
     """
     _check(problem)
     search, fitting, others = _ColocatedSearch(problem, _FAR * known_step), [], []
     for tried, candidate in enumerate(search.candidates()):
-        if len(fitting) == _BACKBONES or tried == _TRIED or (tried and search.is_exhausted):
+        if not tried and candidate.seconds > known_step * (1 + STEP_SLACK):
+            raise PlanError(
+                f"its step takes at least about {candidate.seconds:.3g} s, longer than another policy's "
+                f"{known_step:.3g} s; --policy=colocated searches on"
+            )
+        shortest = min((layout.simulated.step for layout in fitting), default=math.inf)
+        is_long = candidate.seconds > shortest * (1 + STEP_SLACK)
+        if is_long or len(fitting) == _BACKBONES or tried == _TRIED or (tried and search.is_exhausted):
             break
         best = search.best_of(candidate)
         (fitting if best.simulated.memory <= 1 else others).append(best)
@@ -137,27 +146,38 @@ class _ColocatedSearch:
         """Whether plans were simulated, and all take longer than the longest step worth a search."""
         return self._longest < self._shortest < math.inf
 
-    def candidates(self) -> list[_ColocatedLayout]:
-        """Layouts of the backbone with the first of all other modules that fit, by the estimate of the step."""
-        chosen, candidates = {}, []
+    def candidates(self) -> Iterator[_ColocatedLayout]:
+        """Layouts of the backbone with the first of all other modules that fit, by the estimate of the step.
+
+        Where a lower bound of the step is longer than the estimate, it takes the estimate's place. It is computed only
+        of layouts that would come next.
+        """
+        chosen = {}
         few, many = ShortestLayouts(_BOUNDED), ShortestLayouts(_BOUNDED)
-        # No estimate is shorter than the step of the backbone alone.
-        for number, layout in sorted(enumerate(self._layouts), key=lambda item: item[1].alone):
+        for number, layout in enumerate(self._layouts):
+            # No estimate is shorter than the step of the backbone alone.
             if few.are_shorter_than(layout.alone):
                 break
             if replicated := self._chosen(layout):
                 chosen[layout] = replicated
                 shortest = few if _op_count(layout, replicated, {}) <= _MOST_OPS else many
                 shortest.add(_estimate(layout, replicated), number, layout)
-        for seconds, layout in few.shortest() or many.shortest():
+        estimated = few.shortest() or many.shortest()
+        waiting = [(seconds, number, False) for number, (seconds, _) in enumerate(estimated)]
+        heapq.heapify(waiting)
+        while waiting:
+            seconds, number, is_bounded = heapq.heappop(waiting)
+            layout = estimated[number][1]
+            if is_bounded:
+                yield _ColocatedLayout(seconds, layout, chosen[layout])
+                continue
             bound = self._problem.least_step_seconds(colocated_plan(self._problem, layout, chosen[layout], {}))
-            candidates.append(_ColocatedLayout(max(seconds, bound), layout, chosen[layout]))
-        return sorted(candidates, key=lambda candidate: candidate.seconds)
+            heapq.heappush(waiting, (max(seconds, bound), number, True))
 
     @functools.cached_property
     def _layouts(self) -> list[BackboneLayout]:
-        """All layouts of the backbone."""
-        return list(backbone_layouts(self._problem))
+        """All layouts of the backbone, by the step of the backbone alone."""
+        return backbone_layouts(self._problem)
 
     def _chosen(self, layout: BackboneLayout) -> tuple[ReplicatedLayout, ...] | None:
         """Chooses for every other module the first layout with which all fit beside the backbone; None if none do."""

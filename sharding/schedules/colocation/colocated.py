@@ -7,6 +7,7 @@ first op or after its last, or in one program with ops of the backbone whose col
 
 import dataclasses
 import functools
+import math
 
 from sharding.plans.resolved.stage_graph import PipelineRank
 from sharding.schedules.colocation.colocated_step import ColocatedStep, colocated_step
@@ -101,13 +102,20 @@ def _default_order(key: _SameObject) -> _Order | None:
 
 
 def _shortest(op_graph: OpGraph, step: ColocatedStep) -> _Order:
-    """The order that takes the shortest time with its hops; of orders that take the same time the first."""
-    candidates = [*step.fine(), *step.bundled(), step.coarse(), step.interleaved()]
-    best = candidates[0]
-    for candidate in sorted(candidates[1:], key=lambda candidate: candidate.seconds):
-        longest = _WORTHWHILE * best.with_hops.seconds
-        if candidate.seconds < longest and candidate.with_hops.seconds < longest:
-            best = candidate
+    """The order that takes the shortest time with its hops; of orders that take the same time the first.
+
+    Hops are placed in the orders with the shortest passes first, until the passes of the next one take so long that it
+    would be the shortest only if its hops took less than in any order before.
+    """
+    best, least_share = None, math.inf
+    orders = [*step.fine(), *step.bundled(), step.coarse(), step.interleaved()]
+    for order in sorted(orders, key=lambda order: order.seconds):
+        if best and order.seconds * least_share >= _WORTHWHILE * best.with_hops.seconds:
+            break
+        least_share = min(least_share, order.with_hops.seconds / order.seconds if order.seconds else 1.0)
+        if not best or order.with_hops.seconds < _WORTHWHILE * best.with_hops.seconds:
+            best = order
+    assert best
     hosts = step.units.backbone if step.has_bundles else None
     schedule = whole_schedule(op_graph, best, hosts)
     return _Order(step, schedule, best.with_hops.seconds, _limits(step, schedule))

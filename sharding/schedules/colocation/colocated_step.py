@@ -11,6 +11,7 @@ from sharding.schedules.bubbles.placement import EncoderStage
 from sharding.schedules.colocation.backbone_timeline import BackboneTimeline, backbone_timeline, with_late_warm_up
 from sharding.schedules.colocation.colocated_units import ColocatedUnits, colocated_units, without_units
 from sharding.schedules.colocation.pass_order import Bundles, OrderedPasses
+from sharding.schedules.hop_order import HopsOfPasses, hops_of_passes
 from sharding.schedules.in_flight import InFlightLimits
 from sharding.schedules.interleaved_1f1b import interleaved_events, interleaved_in_flight
 from sharding.schedules.list_scheduling import ONE_SLOT
@@ -40,6 +41,11 @@ class ColocatedStep:
     def passes(self) -> NumberedPasses:
         """Its forwards and backwards by numbers."""
         return NumberedPasses(self.op_graph)
+
+    @functools.cached_property
+    def hops(self) -> HopsOfPasses:
+        """The hops of all its passes."""
+        return hops_of_passes(self.op_graph)
 
     @property
     def pipeline_replicas(self) -> ReplicaOfMicrobatch:
@@ -81,7 +87,7 @@ class ColocatedStep:
     def interleaved(self) -> OrderedPasses:
         """All units in one interleaved 1F1B."""
         ops = tuple(self.passes.started(interleaved_events(self.passes)))
-        return OrderedPasses(self.op_graph, ops, {}, pass_times(self.op_graph, ops))
+        return OrderedPasses(self.op_graph, ops, {}, pass_times(self.op_graph, ops), self.hops)
 
     @property
     def has_bundles(self) -> bool:
@@ -113,7 +119,7 @@ class ColocatedStep:
         starts = {op: start for op, (start, _) in timeline.times.items()}
         starts |= {ops[slice_pass]: start for slice_pass, (start, _) in filling.times.items()}
         bundles = cast(Bundles, {host: ops[slice_pass] for host, slice_pass in filling.bundles.items()})
-        return OrderedPasses.by_start(self.passes, starts, bundles)
+        return OrderedPasses.by_start(self.passes, starts, bundles, self.hops)
 
 
 def encoder_stages(timeline: BackboneTimeline, encoders: Iterable[str]) -> tuple[EncoderStage, ...]:

@@ -45,12 +45,16 @@ class _ReductionHosts:
         self._ranks = {self._graph.rank_devices[rank]: rank for rank in self._graph.stages_of if rank[0] == unit}
         self._busy_ranks: dict[frozenset[int], list[PipelineRank]] = {}
         self._left: collections.Counter[PipelineRank] = collections.Counter()
-        for event in events:
-            self._left.update(self._ranks_of(event))
+        of_events = [self._ranks_of(event) for event in events]
+        for ranks in of_events:
+            for rank in ranks:
+                self._left[rank] += 1
+        self._to_come = iter(of_events)
 
-    def record(self, event: OrderedEvent) -> None:
-        """Counts something that has happened."""
-        self._left.subtract(self._ranks_of(event))
+    def record_next(self) -> None:
+        """Counts the next event, which has happened."""
+        for rank in next(self._to_come):
+            self._left[rank] -= 1
 
     def rank_on(self, devices: frozenset[int]) -> PipelineRank | None:
         """The unit's rank on exactly these devices, if nothing is left for it and its hops; else None."""
@@ -89,7 +93,7 @@ class _ScheduleWriter:
             self._order += [*self._collectives.before(event.ops[0]), *event.ops]
         else:
             self._order += self._collectives.after(event.ops[0])
-        self._hosts.record(event)
+        self._hosts.record_next()
 
     def _start(self, program: tuple[PipelineOp, ...]) -> None:
         """Writes an op that starts, or both ops of a bundle, behind what makes their weights."""
