@@ -7,6 +7,7 @@ backbone's, without layouts that do not fit beside it. What differs between the 
 pipeline replicas take and into how many slices their stages are cut, is decided by simulating the schedule `colocated`.
 """
 
+import dataclasses
 import functools
 import heapq
 import math
@@ -30,6 +31,7 @@ _MOST_OPS = 16_000  # forwards and backwards of a plan, unless all have more
 _SIMULATED_OPS = 60_000  # of all plans together; the first plan is simulated however many it has
 _FAR = 2.0  # times as long as another policy's step
 _ASSIGNED = 0.05  # share by which plans whose microbatches are then divided may take longer than the shortest
+_WAVES = (6, 5, 4, 3, 2, 1)  # numbers of waves in which generators take the microbatches of a step
 _PLACED_PASSES = (
     500_000  # by the search for which pipeline replica takes which microbatch, which places all of them for each
 )
@@ -102,7 +104,8 @@ def plans(problem: PlanningProblem, known_step: float = math.inf) -> list[Plan]:
     if search.is_far:
         return [layout.simulated.plan for layout in fitting]
     near = _near_shortest(fitting, _ASSIGNED)
-    return [layout.simulated.plan for layout in _near_shortest(map(search.with_assigned, near), STEP_SLACK)]
+    improved = [search.with_larger_waves(search.with_assigned(layout)) for layout in near]
+    return [layout.simulated.plan for layout in _near_shortest(improved, STEP_SLACK)]
 
 
 def _near_shortest(layouts: Iterable[_SimulatedLayout], slack: float) -> list[_SimulatedLayout]:
@@ -232,6 +235,25 @@ class _ColocatedSearch:
             return best
         assigned = self._run(with_assigned_microbatches(self._problem, best.simulated.plan))
         return _best([best, best._replace(simulated=assigned)])
+
+    def with_larger_waves(self, best: _SimulatedLayout) -> _SimulatedLayout:
+        """The layout with more microbatches in flight, which generators take at once, as long as that shortens it."""
+        backbone, plan = best.backbone, best.simulated.plan
+        if not self._problem.has_generators or best.simulated.memory > 1:
+            return best
+        for waves in _WAVES:
+            more = math.ceil(backbone.microbatches / waves) - backbone.pp
+            if more <= 0:
+                continue
+            units = (
+                unit.with_hints(extra_microbatches=min(more, backbone.microbatches * unit.parallelism.chunks - 1))
+                for unit in plan.units
+            )
+            larger = self._run(dataclasses.replace(plan, units=tuple(units)))
+            if larger.memory > 1 or larger.step >= best.simulated.step:
+                break
+            best = best._replace(simulated=larger)
+        return best
 
     def _with_less_memory(self, fastest: _SimulatedLayout) -> list[_SimulatedLayout]:
         """The same layouts where the backbone recomputes so much more that all may fit, until one does."""

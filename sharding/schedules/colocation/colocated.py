@@ -108,7 +108,7 @@ def _shortest(op_graph: OpGraph, step: ColocatedStep) -> _Order:
     would be the shortest only if its hops took less than in any order before.
     """
     best, least_share = None, math.inf
-    orders = [*step.fine(), *step.bundled(), step.coarse(), step.interleaved()]
+    orders = [*step.fine(), *step.bundled(), step.coarse(), step.interleaved(), *step.in_waves()]
     for order in sorted(orders, key=lambda order: order.seconds):
         if best and order.seconds * least_share >= _WORTHWHILE * best.with_hops.seconds:
             break

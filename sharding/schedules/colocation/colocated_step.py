@@ -11,6 +11,7 @@ from sharding.schedules.bubbles.placement import EncoderStage
 from sharding.schedules.colocation.backbone_timeline import BackboneTimeline, backbone_timeline, with_late_warm_up
 from sharding.schedules.colocation.colocated_units import ColocatedUnits, colocated_units, without_units
 from sharding.schedules.colocation.pass_order import Bundles, OrderedPasses
+from sharding.schedules.colocation.waves import generators, wave_starts
 from sharding.schedules.hop_order import HopsOfPasses, hops_of_passes
 from sharding.schedules.in_flight import InFlightLimits
 from sharding.schedules.interleaved_1f1b import interleaved_events, interleaved_in_flight
@@ -31,11 +32,13 @@ class ColocatedStep:
         op_graph: The step, with the seconds of every stage; one slot each where its plan has none.
         units: Its backbone and its encoders.
         timeline: When all other ops run, each as early as it can.
+        wave: How many microbatches all ranks of the backbone may hold.
     """
 
     op_graph: OpGraph
     units: ColocatedUnits
     timeline: BackboneTimeline
+    wave: int
 
     @functools.cached_property
     def passes(self) -> NumberedPasses:
@@ -88,6 +91,14 @@ class ColocatedStep:
         """All units in one interleaved 1F1B."""
         ops = tuple(self.passes.started(interleaved_events(self.passes)))
         return OrderedPasses(self.op_graph, ops, {}, pass_times(self.op_graph, ops), self.hops)
+
+    def in_waves(self) -> Iterator[OrderedPasses]:
+        """All generators on the backbone's devices at once, where it has no chunks."""
+        graph = self.op_graph.stage_graph
+        has_chunks = any(len(stages) > 1 for rank, stages in graph.stages_of.items() if rank[0] == self.units.backbone)
+        if generators(self.op_graph, self.units) and not has_chunks:
+            starts = wave_starts(self.passes, self.units, self.wave)
+            yield OrderedPasses.by_start(self.passes, starts, {}, self.hops)
 
     @property
     def has_bundles(self) -> bool:
@@ -155,4 +166,7 @@ def colocated_step(op_graph: OpGraph, max_in_flight: InFlightLimits | None = Non
     if units is None:
         return None
     rest, limits = without_units(op_graph, units.encoders), max_in_flight or interleaved_in_flight(op_graph)
-    return ColocatedStep(op_graph, units, backbone_timeline(op_graph, units.backbone, rest, limits))
+    held = [limit for rank, limit in limits.items() if rank[0] == units.backbone]
+    # By default the other ranks may hold as many as the first: the memory of the fullest stays about the same.
+    wave = min(held) if max_in_flight else max(held)
+    return ColocatedStep(op_graph, units, backbone_timeline(op_graph, units.backbone, rest, limits), wave)
