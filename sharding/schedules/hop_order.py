@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from sharding.schedules.ops import OpGraph, PipelineOp
 from sharding.schedules.pass_seconds import bundle_seconds, device_lanes
 
-HOP_SHARE = 0.03
+HOP_SHARE = 0.1
 """Seconds of a hop between different devices, as a share of the mean seconds of a pass. Plans do not say what hops
 take; that they take some time tells orders apart in which many hops wait for each other."""
 
