@@ -7,7 +7,6 @@ first op or after its last, or in one program with ops of the backbone whose col
 
 import dataclasses
 import functools
-import math
 
 from sharding.plans.resolved.stage_graph import PipelineRank
 from sharding.schedules.colocation.colocated_step import ColocatedStep, colocated_step
@@ -104,15 +103,13 @@ def _default_order(key: _SameObject) -> _Order | None:
 def _shortest(op_graph: OpGraph, step: ColocatedStep) -> _Order:
     """The order that takes the shortest time with its hops; of orders that take the same time the first.
 
-    Hops are placed in the orders with the shortest passes first, until the passes of the next one take so long that it
-    would be the shortest only if its hops took less than in any order before.
+    Hops are placed in the orders with the shortest passes first, until the passes alone take longer than the best.
     """
-    best, least_share = None, math.inf
+    best = None
     orders = [*step.fine(), *step.bundled(), step.coarse(), step.interleaved(), *step.in_waves()]
     for order in sorted(orders, key=lambda order: order.seconds):
-        if best and order.seconds * least_share >= _WORTHWHILE * best.with_hops.seconds:
+        if best and order.seconds >= _WORTHWHILE * best.with_hops.seconds:
             break
-        least_share = min(least_share, order.with_hops.seconds / order.seconds if order.seconds else 1.0)
         if not best or order.with_hops.seconds < _WORTHWHILE * best.with_hops.seconds:
             best = order
     assert best
