@@ -115,15 +115,20 @@ def _chunks(count: int) -> str:
     return "1F1B" if count == 1 else f"{count} chunks"
 
 
-def colocated_plan(problem: PlanningProblem, setting: OptimusSetting, chunks: int) -> Plan:
-    """The plan with the least recomputation with which it fits.
+def colocated_plan(problem: PlanningProblem, setting: OptimusSetting, chunks: int, encoder_pp: int = 1) -> Plan:
+    """The plan with the least recomputation with which it fits; the encoder, which has less work, recomputes first.
+
+    Args:
+        problem: The problem.
+        setting: The setting, with the backbone's layout.
+        chunks: Chunks of the backbone's ranks.
+        encoder_pp: Pipeline ranks of a pipeline replica of the encoder; they divide the backbone's.
 
     Raises:
         PlanError: None fits.
     """
-    pairs = sorted(itertools.product(RECOMPUTE, RECOMPUTE), key=lambda pair: sum(map(RECOMPUTE.index, pair)))
-    for encoder_recompute, backbone_recompute in pairs:
-        plan = _plan(problem, setting, chunks, encoder_recompute, backbone_recompute)
+    for backbone_recompute, encoder_recompute in itertools.product(RECOMPUTE, RECOMPUTE):
+        plan = _plan(problem, setting, chunks, encoder_recompute, backbone_recompute, encoder_pp)
         if problem.memory_fraction(problem.simulate(plan)) <= 1:
             return plan
     raise PlanError(f"{setting.title}: no recomputation makes the colocated plan with {chunks} chunks fit")
@@ -135,31 +140,29 @@ def _plan(
     chunks: int,
     encoder_recompute: RecomputePolicy,
     backbone_recompute: RecomputePolicy,
+    encoder_pp: int = 1,
 ) -> Plan:
     ranks, graph = setting.ranks, problem.graph
     assert ranks is not None
     (encoder,) = (module for module in graph.modules if not module.is_backbone)
 
-    def unit(name: str, stages: int, chunks: int, recompute: RecomputePolicy) -> UnitPlan:
-        layers = even_layers(graph[name].layer_count, stages)
+    def unit(name: str, pp: int, chunks: int, recompute: RecomputePolicy) -> UnitPlan:
         return make_unit(
             (name,),
             dp=ranks.dp,
             tp=ranks.tp,
-            layers=layers,
+            layers=even_layers(graph[name].layer_count, pp * chunks),
             recompute=recompute,
             chunks=chunks,
             collectives="sequence_parallel",
         )
 
-    backbone = unit(graph.backbone.name, ranks.pp * chunks, chunks, backbone_recompute)
+    backbone = unit(graph.backbone.name, ranks.pp, chunks, backbone_recompute)
+    of_encoder = unit(encoder.name, encoder_pp, max(1, SLICES[chunks] // encoder_pp), encoder_recompute)
     pipeline_replicas = dataclasses.replace(
-        unit(encoder.name, SLICES[chunks], SLICES[chunks], encoder_recompute),
-        devices=pipeline_replica_devices(backbone, 1, ranks.tp),
-        parallelism=dataclasses.replace(
-            unit(encoder.name, SLICES[chunks], SLICES[chunks], encoder_recompute).parallelism,
-            pipeline_replicas=ranks.pp,
-        ),
+        of_encoder,
+        devices=pipeline_replica_devices(backbone, encoder_pp, ranks.tp),
+        parallelism=dataclasses.replace(of_encoder.parallelism, pipeline_replicas=ranks.pp // encoder_pp),
     )
     plan = with_stage_seconds(
         problem, Plan((pipeline_replicas, backbone), problem.rows // ranks.dp, "colocated"), communication=True

@@ -1,12 +1,13 @@
 """Optimus's tables (arXiv 2408.03505, section 5): Megatron-LM's forms, colocated plans, and our best plan.
 
-At the paper's layout, colocated plans have the backbone on its DP x PP x TP and a copy of the encoder on the devices of
-each pipeline rank, with one chunk a rank or V of them, whichever takes the shorter step. The paper does not state the
-encoder's own layout. Rows have two samples, the paper's microbatch, in every system and in our best plan, for which
-rows of one sample can be better (`benchmarks/results/colocated.md`).
+At the paper's layout, colocated plans have the backbone on its DP x PP x TP, with one chunk a rank or V of them, and a
+copy of the encoder on the devices of each pipeline rank, or the encoder on PP ranks as the backbone; whichever takes
+the shortest step. The paper does not state the encoder's own layout. Rows have two samples, the paper's microbatch, in
+every system and in our best plan, for which rows of one sample can be better (`benchmarks/results/colocated.md`).
 """
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -36,7 +37,7 @@ WEAK_NAMES = dict(zip(settings.WEAK_SCALING, ("Model A", "Model B", "Model C", "
 ASSUMED = (
     "2,048 patches a sample and encoder; the paper does not say how many",
     "Megatron-LM: the whole encoder beside the first stage's equal share of the backbone, read literally",
-    "Optimus: a copy of the encoder on every pipeline rank; its collectives are exposed",
+    "Optimus: the encoder on one pipeline rank or on PP of them, whichever is shorter; its collectives are exposed",
 )
 
 
@@ -86,16 +87,18 @@ def steps_of(case: OptimusCase, title: str, plans: BestPlans) -> Steps:
 
 
 def paper_colocated(case: OptimusCase) -> SimulatedPlan:
-    """The shorter of the colocated steps with one chunk a rank and with the paper's chunks.
+    """The shortest of the colocated steps with one chunk a rank and with the paper's chunks, whole copies or not.
+
+    The encoder has a copy on every pipeline rank, or the pipeline ranks of the backbone.
 
     Raises:
         PlanError: Neither fits.
     """
     assert case.setting.ranks is not None
     simulated, reason = [], PlanError("no chunks")
-    for chunks in (1, case.setting.ranks.chunks):
+    for chunks, encoder_pp in itertools.product((1, case.setting.ranks.chunks), (1, case.setting.ranks.pp)):
         try:
-            plan = scheduling.colocated_plan(case.problem, case.setting, chunks)
+            plan = scheduling.colocated_plan(case.problem, case.setting, chunks, encoder_pp)
         except PlanError as error:
             reason = error
             continue

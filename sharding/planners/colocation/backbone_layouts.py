@@ -6,12 +6,13 @@ The policy `colocated` enumerates these layouts.
 import bisect
 import dataclasses
 import math
-from collections.abc import Iterator
 
 import numpy as np
+from jaxtyping import Int
 
 from sharding.planners.layouts.placement import make_unit
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.tables.module_table import ModuleTable
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layers.layer import RecomputePolicy
@@ -56,47 +57,66 @@ class BackboneLayout:
         return self.tp, self.pp, self.dp, self.rows
 
 
-def backbone_layouts(problem: PlanningProblem) -> Iterator[BackboneLayout]:
-    """All layouts on as many devices as replicas can use.
+def backbone_layouts(problem: PlanningProblem) -> list[BackboneLayout]:
+    """All layouts on as many devices as replicas can use, by the step of the backbone alone.
 
     Raises:
         PlanError: No number of replicas divides the rows on any layout.
     """
-    table, any_divides = problem.module_tables[problem.graph.backbone.name], False
+    table = problem.module_tables[problem.graph.backbone.name]
+    candidates, replicas, rows = _divisions(problem, table)
+    microbatches = problem.rows // replicas // rows
+    slowest, fill = table.stage_seconds(candidates, rows.astype(float))
+    peak = table.peak_bytes(candidates, rows.astype(float), replicas, np.zeros(len(rows)), microbatches)
+    work, alone = microbatches * slowest, fill + (microbatches - 1) * slowest
+    tp, pp, chunks = (column[candidates].tolist() for column in (table.tp, table.pp, table.chunks))
+    columns = [column.tolist() for column in (candidates, replicas, rows, microbatches, work, alone, peak)]
+    candidate_numbers, dp, counts, microbatch_counts, work_seconds, alone_seconds, peak_bytes = columns
+    return [
+        BackboneLayout(
+            tp=tp[index],
+            pp=pp[index],
+            chunks=chunks[index],
+            dp=dp[index],
+            rows=counts[index],
+            microbatches=microbatch_counts[index],
+            layers=table.layers[candidate_numbers[index]],
+            recompute=table.recompute[candidate_numbers[index]],
+            work=work_seconds[index],
+            alone=alone_seconds[index],
+            peak_bytes=peak_bytes[index],
+        )
+        for index in np.argsort(alone, kind="stable").tolist()
+    ]
+
+
+def _divisions(
+    problem: PlanningProblem, table: ModuleTable
+) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+    """Candidates of the backbone's table, with their replicas and the rows of a replica's microbatch."""
+    most: dict[int, int] = {}
+    divisions: list[tuple[int, int, int]] = []
+    any_divides = False
     for candidate, devices in enumerate(table.replica_devices.tolist()):
-        dp = problem.most_replicas(problem.devices // devices, table.fixed_ranks.ep)
-        if not dp:
+        if devices not in most:
+            most[devices] = problem.most_replicas(problem.devices // devices, table.fixed_ranks.ep)
+        if not (dp := most[devices]):
             continue
-        pp, chunks = int(table.pp[candidate]), int(table.chunks[candidate])
-        replica_rows = problem.rows // dp
-        rows = [count for count in range(1, min(_MOST_ROWS, replica_rows) + 1) if replica_rows % count == 0]
-        any_divides = True
-        if chunks > 1:  # interleaved 1F1B keeps its order where the pipeline ranks divide the microbatches
-            rows = [count for count in rows if replica_rows // count % pp == 0]
-        numbers, counts = np.full(len(rows), candidate), np.array(rows, dtype=float)
-        replicas_of = np.full(len(rows), dp)
-        microbatches = np.array([replica_rows // count for count in rows], dtype=int)
-        slowest, fill = table.stage_seconds(numbers, counts)
-        peak = table.peak_bytes(numbers, counts, replicas_of, np.zeros(len(rows)), microbatches)
-        for index, count in enumerate(rows):
-            yield BackboneLayout(
-                tp=int(table.tp[candidate]),
-                pp=pp,
-                chunks=chunks,
-                dp=dp,
-                rows=count,
-                microbatches=int(microbatches[index]),
-                layers=table.layers[candidate],
-                recompute=table.recompute[candidate],
-                work=float(microbatches[index] * slowest[index]),
-                alone=float(fill[index] + (microbatches[index] - 1) * slowest[index]),
-                peak_bytes=float(peak[index]),
-            )
+        any_divides, replica_rows = True, problem.rows // dp
+        # Interleaved 1F1B keeps its order where the pipeline ranks divide the microbatches.
+        unit = int(table.pp[candidate]) if table.chunks[candidate] > 1 else 1
+        divisions += [
+            (candidate, dp, count)
+            for count in range(1, min(_MOST_ROWS, replica_rows) + 1)
+            if replica_rows % (count * unit) == 0
+        ]
     if not any_divides:
         raise PlanError(
             f"on {problem.devices} devices no number of replicas of {problem.graph.backbone.name} divides the "
             f"{problem.rows} rows; use more devices or another number of rows"
         )
+    candidates, replicas, rows = np.array(divisions, dtype=int).reshape(-1, 3).T
+    return candidates, replicas, rows
 
 
 class ShortestLayouts:

@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int
 
+from sharding.costs.cost_model import CostModel
 from sharding.costs.node_placement import NodePlacement
 from sharding.planners.colocation.backbone_layouts import BackboneLayout
 from sharding.planners.layouts.placement import make_unit
@@ -78,6 +79,16 @@ def _layouts(
     replica_microbatches = -(-backbone.microbatches // pipeline_replicas)
     replicas = backbone.dp * pipeline_replicas
     least = table.peak_bytes(candidates, rows, replicas, np.ones(len(candidates)), replica_microbatches)
+    parameters = (table.parameters + table.experts)[candidates].max(axis=1, initial=0.0)
+    trained = (table.trained + table.trained_experts)[candidates].max(axis=1, initial=0.0)
+    seconds: dict[tuple[int, int, float, float], float] = {}  # recomputation changes none of these
+    once = []
+    for key in zip(
+        table.tp[candidates].tolist(), replicas.tolist(), parameters.tolist(), trained.tolist(), strict=True
+    ):
+        if key not in seconds:
+            seconds[key] = _collective_seconds(table.costs, *key)
+        once.append(seconds[key])
     return [
         ReplicatedLayout(
             module=table.module.name,
@@ -87,20 +98,17 @@ def _layouts(
             recompute=table.recompute[candidate],
             work=float(replica_microbatches[index] * slowest[index]),
             fill=float(fill[index]),
-            once=_once_per_step(table, candidate, int(replicas[index])),
+            once=once[index],
             least_bytes=float(least[index]),
         )
         for index, candidate in enumerate(candidates.tolist())
     ]
 
 
-def _once_per_step(table: ModuleTable, candidate: int, replicas: int) -> float:
+def _collective_seconds(costs: CostModel, tp: int, replicas: int, parameters: float, trained: float) -> float:
     """Seconds of gathers and reductions, as if every node held equally many of the replicas."""
-    costs = table.costs
-    per_node = min(replicas, max(1, costs.devices_per_node // int(table.tp[candidate])))
+    per_node = min(replicas, max(1, costs.devices_per_node // tp))
     placed = NodePlacement(replicas, -(-replicas // per_node), per_node, per_node)
-    parameters = (table.parameters + table.experts)[candidate].max()
-    trained = (table.trained + table.trained_experts)[candidate].max()
     return float(costs.gather_weights(parameters, placed) + costs.reduce_gradients(trained, placed))
 
 

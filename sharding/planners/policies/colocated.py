@@ -7,7 +7,9 @@ backbone's, without layouts that do not fit beside it. What differs between the 
 pipeline replicas take and into how many slices their stages are cut, is decided by simulating the schedule `colocated`.
 """
 
+import dataclasses
 import functools
+import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -29,6 +31,7 @@ _MOST_OPS = 16_000  # forwards and backwards of a plan, unless all have more
 _SIMULATED_OPS = 60_000  # of all plans together; the first plan is simulated however many it has
 _FAR = 2.0  # times as long as another policy's step
 _ASSIGNED = 0.05  # share by which plans whose microbatches are then divided may take longer than the shortest
+_WAVES = (6, 5, 4, 3, 2, 1)  # numbers of waves in which generators take the microbatches of a step
 _PLACED_PASSES = (
     500_000  # by the search for which pipeline replica takes which microbatch, which places all of them for each
 )
@@ -61,18 +64,26 @@ def plans(problem: PlanningProblem, known_step: float = math.inf) -> list[Plan]:
 
     Args:
         problem: The problem.
-        known_step: Seconds of the step of another policy's plan. The search ends with its first plan if that takes
+        known_step: Seconds of the step of another policy's plan. Nothing is simulated where no step can be about as
+            short, by the estimate and the lower bound of the layouts. The search ends with its first plan if that takes
             `_FAR` times as long: what is searched after it does not shorten a step by so much.
 
     Raises:
         PlanError: There is no module besides the backbone, a module has context-parallel ranks, or no layout
-            leaves memory for the weights of all modules; or the first plan does not fit and takes far longer than
-            `known_step`.
+            leaves memory for the weights of all modules; or every layout takes longer than `known_step`, or the first
+            plan does not fit and takes far longer.
     """
     _check(problem)
     search, fitting, others = _ColocatedSearch(problem, _FAR * known_step), [], []
     for tried, candidate in enumerate(search.candidates()):
-        if len(fitting) == _BACKBONES or tried == _TRIED or (tried and search.is_exhausted):
+        if not tried and candidate.seconds > known_step * (1 + STEP_SLACK):
+            raise PlanError(
+                f"its step takes at least about {candidate.seconds:.3g} s, longer than another policy's "
+                f"{known_step:.3g} s; --policy=colocated searches on"
+            )
+        shortest = min((layout.simulated.step for layout in fitting), default=math.inf)
+        is_long = candidate.seconds > shortest * (1 + STEP_SLACK)
+        if is_long or len(fitting) == _BACKBONES or tried == _TRIED or (tried and search.is_exhausted):
             break
         best = search.best_of(candidate)
         (fitting if best.simulated.memory <= 1 else others).append(best)
@@ -93,7 +104,8 @@ def plans(problem: PlanningProblem, known_step: float = math.inf) -> list[Plan]:
     if search.is_far:
         return [layout.simulated.plan for layout in fitting]
     near = _near_shortest(fitting, _ASSIGNED)
-    return [layout.simulated.plan for layout in _near_shortest(map(search.with_assigned, near), STEP_SLACK)]
+    improved = [search.with_larger_waves(search.with_assigned(layout)) for layout in near]
+    return [layout.simulated.plan for layout in _near_shortest(improved, STEP_SLACK)]
 
 
 def _near_shortest(layouts: Iterable[_SimulatedLayout], slack: float) -> list[_SimulatedLayout]:
@@ -137,27 +149,38 @@ class _ColocatedSearch:
         """Whether plans were simulated, and all take longer than the longest step worth a search."""
         return self._longest < self._shortest < math.inf
 
-    def candidates(self) -> list[_ColocatedLayout]:
-        """Layouts of the backbone with the first of all other modules that fit, by the estimate of the step."""
-        chosen, candidates = {}, []
+    def candidates(self) -> Iterator[_ColocatedLayout]:
+        """Layouts of the backbone with the first of all other modules that fit, by the estimate of the step.
+
+        Where a lower bound of the step is longer than the estimate, it takes the estimate's place. It is computed only
+        of layouts that would come next.
+        """
+        chosen = {}
         few, many = ShortestLayouts(_BOUNDED), ShortestLayouts(_BOUNDED)
-        # No estimate is shorter than the step of the backbone alone.
-        for number, layout in sorted(enumerate(self._layouts), key=lambda item: item[1].alone):
+        for number, layout in enumerate(self._layouts):
+            # No estimate is shorter than the step of the backbone alone.
             if few.are_shorter_than(layout.alone):
                 break
             if replicated := self._chosen(layout):
                 chosen[layout] = replicated
                 shortest = few if _op_count(layout, replicated, {}) <= _MOST_OPS else many
                 shortest.add(_estimate(layout, replicated), number, layout)
-        for seconds, layout in few.shortest() or many.shortest():
+        estimated = few.shortest() or many.shortest()
+        waiting = [(seconds, number, False) for number, (seconds, _) in enumerate(estimated)]
+        heapq.heapify(waiting)
+        while waiting:
+            seconds, number, is_bounded = heapq.heappop(waiting)
+            layout = estimated[number][1]
+            if is_bounded:
+                yield _ColocatedLayout(seconds, layout, chosen[layout])
+                continue
             bound = self._problem.least_step_seconds(colocated_plan(self._problem, layout, chosen[layout], {}))
-            candidates.append(_ColocatedLayout(max(seconds, bound), layout, chosen[layout]))
-        return sorted(candidates, key=lambda candidate: candidate.seconds)
+            heapq.heappush(waiting, (max(seconds, bound), number, True))
 
     @functools.cached_property
     def _layouts(self) -> list[BackboneLayout]:
-        """All layouts of the backbone."""
-        return list(backbone_layouts(self._problem))
+        """All layouts of the backbone, by the step of the backbone alone."""
+        return backbone_layouts(self._problem)
 
     def _chosen(self, layout: BackboneLayout) -> tuple[ReplicatedLayout, ...] | None:
         """Chooses for every other module the first layout with which all fit beside the backbone; None if none do."""
@@ -212,6 +235,25 @@ class _ColocatedSearch:
             return best
         assigned = self._run(with_assigned_microbatches(self._problem, best.simulated.plan))
         return _best([best, best._replace(simulated=assigned)])
+
+    def with_larger_waves(self, best: _SimulatedLayout) -> _SimulatedLayout:
+        """The layout with more microbatches in flight, which generators take at once, as long as that shortens it."""
+        backbone, plan = best.backbone, best.simulated.plan
+        if not self._problem.has_generators or best.simulated.memory > 1:
+            return best
+        for waves in _WAVES:
+            more = math.ceil(backbone.microbatches / waves) - backbone.pp
+            if more <= 0:
+                continue
+            units = (
+                unit.with_hints(extra_microbatches=min(more, backbone.microbatches * unit.parallelism.chunks - 1))
+                for unit in plan.units
+            )
+            larger = self._run(dataclasses.replace(plan, units=tuple(units)))
+            if larger.memory > 1 or larger.step >= best.simulated.step:
+                break
+            best = best._replace(simulated=larger)
+        return best
 
     def _with_less_memory(self, fastest: _SimulatedLayout) -> list[_SimulatedLayout]:
         """The same layouts where the backbone recomputes so much more that all may fit, until one does."""

@@ -12,10 +12,8 @@ from sharding.plans.resolved.stage_graph import PipelineRank
 from sharding.schedules.colocation.colocated_step import ColocatedStep, colocated_step
 from sharding.schedules.colocation.whole_schedule import whole_schedule
 from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches
-from sharding.schedules.interleaved_1f1b import interleaved, interleaved_events, interleaved_in_flight
-from sharding.schedules.list_scheduling import schedule_of_events
+from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.ops import OpGraph, Schedule
-from sharding.schedules.pass_seconds import last_end, pass_times
 
 _WORTHWHILE = 1 - 1e-9
 """A candidate replaces an earlier one only if it takes less than this share of its time, rounding apart."""
@@ -103,19 +101,21 @@ def _default_order(key: _SameObject) -> _Order | None:
 
 
 def _shortest(op_graph: OpGraph, step: ColocatedStep) -> _Order:
-    candidates = [*step.fine(), *step.bundled(), step.coarse()]
-    best = candidates[0]
-    for candidate in candidates[1:]:
-        best = candidate if candidate.seconds < _WORTHWHILE * best.seconds else best
-    events = interleaved_events(step.passes)
-    by_list = last_end(pass_times(step.op_graph, step.passes.started(events)))
-    if by_list < _WORTHWHILE * best.seconds:
-        over_all_units = schedule_of_events(step.passes, events)
-        schedule, seconds = dataclasses.replace(over_all_units, op_graph=op_graph), by_list
-    else:
-        hosts = step.units.backbone if step.has_bundles else None
-        schedule, seconds = whole_schedule(op_graph, best, hosts), best.seconds
-    return _Order(step, schedule, seconds, _limits(step, schedule))
+    """The order that takes the shortest time with its hops; of orders that take the same time the first.
+
+    Hops are placed in the orders with the shortest passes first, until the passes alone take longer than the best.
+    """
+    best = None
+    orders = [*step.fine(), *step.bundled(), step.coarse(), step.interleaved(), *step.in_waves()]
+    for order in sorted(orders, key=lambda order: order.seconds):
+        if best and order.seconds >= _WORTHWHILE * best.with_hops.seconds:
+            break
+        if not best or order.with_hops.seconds < _WORTHWHILE * best.with_hops.seconds:
+            best = order
+    assert best
+    hosts = step.units.backbone if step.has_bundles else None
+    schedule = whole_schedule(op_graph, best, hosts)
+    return _Order(step, schedule, best.with_hops.seconds, _limits(step, schedule))
 
 
 def _limits(step: ColocatedStep, schedule: Schedule) -> dict[PipelineRank, int]:

@@ -11,11 +11,14 @@ from sharding.schedules.bubbles.placement import EncoderStage
 from sharding.schedules.colocation.backbone_timeline import BackboneTimeline, backbone_timeline, with_late_warm_up
 from sharding.schedules.colocation.colocated_units import ColocatedUnits, colocated_units, without_units
 from sharding.schedules.colocation.pass_order import Bundles, OrderedPasses
+from sharding.schedules.colocation.waves import generators, wave_starts
+from sharding.schedules.hop_order import HopsOfPasses, hops_of_passes
 from sharding.schedules.in_flight import InFlightLimits
-from sharding.schedules.interleaved_1f1b import interleaved_in_flight
+from sharding.schedules.interleaved_1f1b import interleaved_events, interleaved_in_flight
 from sharding.schedules.list_scheduling import ONE_SLOT
 from sharding.schedules.numbered_passes import NumberedPasses
 from sharding.schedules.ops import OpGraph, PipelineOp
+from sharding.schedules.pass_seconds import pass_times
 
 _BUNDLE_SHARES = 4
 """Bundles are tried for so many shares of the encoders' ops, in equal steps up to all of them."""
@@ -29,16 +32,23 @@ class ColocatedStep:
         op_graph: The step, with the seconds of every stage; one slot each where its plan has none.
         units: Its backbone and its encoders.
         timeline: When all other ops run, each as early as it can.
+        wave: How many microbatches all ranks of the backbone may hold.
     """
 
     op_graph: OpGraph
     units: ColocatedUnits
     timeline: BackboneTimeline
+    wave: int
 
     @functools.cached_property
     def passes(self) -> NumberedPasses:
         """Its forwards and backwards by numbers."""
         return NumberedPasses(self.op_graph)
+
+    @functools.cached_property
+    def hops(self) -> HopsOfPasses:
+        """The hops of all its passes."""
+        return hops_of_passes(self.op_graph)
 
     @property
     def pipeline_replicas(self) -> ReplicaOfMicrobatch:
@@ -77,6 +87,19 @@ class ColocatedStep:
             if len(passes.ops) == len(self.timeline.times) + len(filling.times):
                 yield passes
 
+    def interleaved(self) -> OrderedPasses:
+        """All units in one interleaved 1F1B."""
+        ops = tuple(self.passes.started(interleaved_events(self.passes)))
+        return OrderedPasses(self.op_graph, ops, {}, pass_times(self.op_graph, ops), self.hops)
+
+    def in_waves(self) -> Iterator[OrderedPasses]:
+        """All generators on the backbone's devices at once, where it has no chunks."""
+        graph = self.op_graph.stage_graph
+        has_chunks = any(len(stages) > 1 for rank, stages in graph.stages_of.items() if rank[0] == self.units.backbone)
+        if generators(self.op_graph, self.units) and not has_chunks:
+            starts = wave_starts(self.passes, self.units, self.wave)
+            yield OrderedPasses.by_start(self.passes, starts, {}, self.hops)
+
     @property
     def has_bundles(self) -> bool:
         """Whether the plan says that some op of the backbone has exposed collectives."""
@@ -107,7 +130,7 @@ class ColocatedStep:
         starts = {op: start for op, (start, _) in timeline.times.items()}
         starts |= {ops[slice_pass]: start for slice_pass, (start, _) in filling.times.items()}
         bundles = cast(Bundles, {host: ops[slice_pass] for host, slice_pass in filling.bundles.items()})
-        return OrderedPasses.by_start(self.passes, starts, bundles)
+        return OrderedPasses.by_start(self.passes, starts, bundles, self.hops)
 
 
 def encoder_stages(timeline: BackboneTimeline, encoders: Iterable[str]) -> tuple[EncoderStage, ...]:
@@ -143,4 +166,7 @@ def colocated_step(op_graph: OpGraph, max_in_flight: InFlightLimits | None = Non
     if units is None:
         return None
     rest, limits = without_units(op_graph, units.encoders), max_in_flight or interleaved_in_flight(op_graph)
-    return ColocatedStep(op_graph, units, backbone_timeline(op_graph, units.backbone, rest, limits))
+    held = [limit for rank, limit in limits.items() if rank[0] == units.backbone]
+    # By default the other ranks may hold as many as the first: the memory of the fullest stays about the same.
+    wave = min(held) if max_in_flight else max(held)
+    return ColocatedStep(op_graph, units, backbone_timeline(op_graph, units.backbone, rest, limits), wave)

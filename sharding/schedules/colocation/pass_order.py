@@ -1,9 +1,11 @@
 """The order of forwards and backwards, from the times at which they would start."""
 
 import dataclasses
+import functools
 import heapq
 from collections.abc import Mapping
 
+from sharding.schedules.hop_order import HopsOfPasses, OrderWithHops, order_hops
 from sharding.schedules.numbered_passes import NumberedPasses
 from sharding.schedules.ops import OpGraph, PipelineOp
 from sharding.schedules.pass_seconds import OpTimes, last_end, pass_times
@@ -66,20 +68,31 @@ class OrderedPasses:
         ops: The forwards and backwards.
         bundles: The ops that take the next one into their program, and that op.
         times: Start and end of each if each starts as soon as it can, in seconds.
+        hops: Its hops.
     """
 
     op_graph: OpGraph
     ops: tuple[PipelineOp, ...]
     bundles: Bundles
     times: OpTimes
+    hops: HopsOfPasses
 
     @classmethod
-    def by_start(cls, passes: NumberedPasses, starts: Mapping[PipelineOp, float], bundles: Bundles) -> "OrderedPasses":
+    def by_start(
+        cls, passes: NumberedPasses, starts: Mapping[PipelineOp, float], bundles: Bundles, hops: HopsOfPasses
+    ) -> "OrderedPasses":
         """Orders forwards and backwards by when they would start."""
         ops = order_passes(passes, starts, bundles)
-        return cls(passes.op_graph, ops, bundles, pass_times(passes.op_graph, ops, frozenset(bundles.values())))
+        return cls(passes.op_graph, ops, bundles, pass_times(passes.op_graph, ops, frozenset(bundles.values())), hops)
 
     @property
     def seconds(self) -> float:
-        """Seconds of all forwards and backwards."""
+        """Seconds of all forwards and backwards where hops take none."""
         return last_end(self.times)
+
+    @functools.cached_property
+    def with_hops(self) -> OrderWithHops:
+        """The same order with the hops among them, which occupy both their ends; it takes no less than `seconds`."""
+        taken = set(self.bundles.values())
+        programs = [(op, self.bundles[op]) if op in self.bundles else (op,) for op in self.ops if op not in taken]
+        return order_hops(self.op_graph, programs, self.hops)

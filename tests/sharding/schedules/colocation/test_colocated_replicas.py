@@ -55,7 +55,9 @@ def test_no_division_of_few_microbatches_is_shorter(recipe):
     divisions = itertools.product(range(count), repeat=microbatches)
     least = min(timetables.added({"encoder0": taken}) for taken in divisions if len(set(taken)) == count)
     assert timetables.added(assigned) == pytest.approx(least, rel=1e-9, abs=1e-9 * timetables.alone)
-    shortest = pass_seconds(colocated(with_copies(op_graph, assigned)))
+    divided = colocated_step(with_copies(op_graph, assigned))
+    assert divided is not None
+    shortest = min(order.seconds for order in divided.fine())
     assert shortest <= (timetables.alone + least) * (1 + 1e-9)
 
 
