@@ -19,7 +19,7 @@ from typing import NamedTuple
 from sharding.planners.capacities import capacities_of
 from sharding.planners.infeasible import check_gathered_layers
 from sharding.planners.layouts.placement import make_unit
-from sharding.planners.module_recompute import ModulePolicies, PolicyNeeds, least_seconds
+from sharding.planners.module_recompute import ModulePolicies, NeedsByPolicy, PolicyNeeds, least_seconds, modelled_bytes
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
@@ -28,7 +28,7 @@ from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layers.layer import RecomputePolicy
 
 _GROUP_GROWTH = 4  # how many times larger the next hybrid group is
-_TRIES = 5  # estimates of what else than saved activations a device holds
+_TRIES = 5  # estimates of what a device holds beyond the bytes of its modules
 
 
 class _Layout(NamedTuple):
@@ -125,15 +125,12 @@ class _Search:
     def best_with(self, layout: _Layout, longest: float) -> _FittingPlan | None:
         """The fastest plan of a layout that fits; None if there is none, or it would take longer than `longest`.
 
-        The bytes that a device holds besides saved activations depend on how layers recompute. They are estimated by
-        what its modules hold at all times, then by each plan that is simulated; few layers change with that, so that a
-        plan which takes far longer is the last.
+        What a device holds beyond the bytes that its modules are known for is taken from the plan that was simulated
+        before. Few layers change with that, so that a plan which takes far longer is the last.
         """
-        least = {module: min(needs.values(), key=_device_bytes) for module, needs in self._needs(layout).items()}
-        other = sum(need.static_bytes for need in least.values())
-        best, tried = None, set[Plan]()
+        best, tried, beyond = None, set[Plan](), 0.0
         for _ in range(_TRIES):
-            policies = self._policies_with(layout, other)
+            policies = self._policies_with(layout, beyond)
             if policies is None:
                 break
             plan = self._plan(layout, policies)
@@ -145,8 +142,7 @@ class _Search:
                 best = _FittingPlan(plan, timeline.step)
             if timeline.step > longest * (1 + STEP_SLACK):
                 break
-            saved = sum(self._saved_bytes(layout, name, runs) for name, runs in policies.items())
-            other = max(map(timeline.lane_peak_memory, timeline.lanes)) - saved
+            beyond = max(map(timeline.lane_peak_memory, timeline.lanes)) - modelled_bytes(self._needs(layout), policies)
         return best
 
     def smallest(self, layouts: list[_Layout]) -> Plan:
@@ -165,17 +161,13 @@ class _Search:
             policies[module] = (policy,) * count
         return policies
 
-    def _policies_with(self, layout: _Layout, other: float) -> ModulePolicies | None:
-        """The policies with which the step is shortest where a device holds `other` bytes besides what layers save."""
-        room, host_room = self._problem.cluster.usable_memory - other, self._problem.cluster.host_memory
+    def _policies_with(self, layout: _Layout, beyond: float) -> ModulePolicies | None:
+        """The policies with which the step is shortest where a device holds so many bytes beyond the modules'."""
+        room, host_room = self._problem.cluster.usable_memory - beyond, self._problem.cluster.host_memory
         return least_seconds(self._layers, self._needs(layout), room, host_room)
 
-    def _saved_bytes(self, layout: _Layout, module: str, policies: tuple[RecomputePolicy, ...]) -> float:
-        needs = self._needs(layout)[module]
-        return sum(needs[policy].device_bytes for policy in policies) / len(policies)
-
     @functools.cache  # noqa: B019 as long-lived as the search
-    def _needs(self, layout: _Layout) -> Mapping[str, Mapping[RecomputePolicy, PolicyNeeds]]:
+    def _needs(self, layout: _Layout) -> Mapping[str, NeedsByPolicy]:
         """By module, what it takes of a step of a layout with each policy."""
         needs: dict[str, dict[RecomputePolicy, PolicyNeeds]] = {module: {} for module in self._layers}
         for policy in self._problem.searched_recompute:
@@ -250,7 +242,3 @@ class _Search:
     @functools.cached_property
     def _drawn_capacities(self) -> dict[tuple[str, int, int], tuple[int, ...]]:
         return {}
-
-
-def _device_bytes(needs: PolicyNeeds) -> float:
-    return needs.static_bytes + needs.device_bytes
