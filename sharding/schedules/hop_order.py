@@ -8,11 +8,13 @@ hops one after another where two rounds of them are enough. Here a hop runs once
 run until then.
 """
 
+import dataclasses
 import heapq
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from sharding.schedules.ops import OpGraph, PipelineOp
+from sharding.plans.resolved.stage_graph import StageId
+from sharding.schedules.ops import OpGraph, PipelineOp, StageSeconds
 from sharding.schedules.pass_seconds import bundle_seconds, device_lanes
 
 HOP_SHARE = 0.1
@@ -65,18 +67,25 @@ def hops_of_passes(op_graph: OpGraph) -> HopsOfPasses:
     }
 
 
-def order_hops(op_graph: OpGraph, programs: Sequence[Program], hops: HopsOfPasses | None = None) -> OrderWithHops:
+def order_hops(
+    op_graph: OpGraph,
+    programs: Sequence[Program],
+    hops: HopsOfPasses | None = None,
+    seconds: Mapping[StageId, StageSeconds] | None = None,
+) -> OrderWithHops:
     """Places hops among passes; devices keep to the order of their passes, and each pass starts as soon as it can.
 
     A hop runs once both its ends are free. Devices whose next pass is ready do not wait for the other end of a hop,
     unless that is where the array is needed next and it is free sooner than the pass would let the hop run.
 
     Args:
-        op_graph: The step, with the seconds of every stage.
+        op_graph: The step.
         programs: Its passes in an order in which they can run.
         hops: Its `hops_of_passes`, where they are known.
+        seconds: Seconds of the passes of every stage, where the step has none of its own.
     """
-    return _HopOrder(op_graph, programs, hops or hops_of_passes(op_graph)).run()
+    with_seconds = dataclasses.replace(op_graph, seconds=seconds) if seconds else op_graph
+    return _HopOrder(with_seconds, programs, hops or hops_of_passes(op_graph)).run()
 
 
 class _Hop(NamedTuple):

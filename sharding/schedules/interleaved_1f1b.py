@@ -7,7 +7,12 @@ second, and so on; its backwards go the other way. A unit without chunks has one
 from sharding.plans.resolved.stage_graph import PipelineRank, StageId
 from sharding.schedules.in_flight import InFlightLimits, limit_of_pipeline_replicas
 from sharding.schedules.list_order import Priority
-from sharding.schedules.list_scheduling import list_events, schedule_of_events, warm_up_order
+from sharding.schedules.list_scheduling import (
+    list_events,
+    schedule_of_events,
+    schedule_with_free_ends,
+    warm_up_order,
+)
 from sharding.schedules.numbered_passes import NumberedPasses
 from sharding.schedules.one_f_one_b import backwards_first
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
@@ -25,9 +30,18 @@ def interleaved(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) 
     is as slow as a rank of the backbone with v chunks, an op takes as long as v of the backbone's, which then wait for
     it. Where the seconds of ops are known, orders by these are made too, forwards first or backwards first, and the
     one that takes the shortest time is returned.
+
+    Between chunks there are as many hops as between ranks, in a ring: where they occupy both their ends, each of them
+    right after its producer would make ranks wait for each other all around it. So a hop runs where both ends are free,
+    if all stages run backwards: how many microbatches a stage without backwards holds depends on when others run.
     """
-    passes = NumberedPasses(op_graph)
-    return schedule_of_events(passes, interleaved_events(passes, max_in_flight))
+    passes, graph = NumberedPasses(op_graph), op_graph.stage_graph
+    events = interleaved_events(passes, max_in_flight)
+    has_chunks = any(len(stages) > 1 for stages in graph.stages_of.values())
+    runs_both = op_graph.backward_stages.issuperset(graph.stages) and not op_graph.split_stages
+    if has_chunks and runs_both and not graph.compiled:
+        return schedule_with_free_ends(passes, events)
+    return schedule_of_events(passes, events)
 
 
 def interleaved_events(passes: NumberedPasses, max_in_flight: InFlightLimits | None = None) -> list[int]:

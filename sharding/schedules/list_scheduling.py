@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from sharding.plans.resolved.stage_graph import PipelineRank, StageId
+from sharding.schedules.hop_order import order_hops
 from sharding.schedules.in_flight import InFlightLimits
 from sharding.schedules.list_order import ListOrder, Priority
 from sharding.schedules.numbered_passes import NumberedPasses, rank_device_bits
@@ -12,6 +13,8 @@ from sharding.schedules.weights_and_gradients import WeightsAndGradients
 
 ONE_SLOT = StageSeconds(forward=1.0, backward=1.0, wgrad=1.0)
 """Where no seconds are known, all ops of `COMPUTE_KINDS` take as long as each other."""
+
+_USUAL = StageSeconds(forward=1.0, backward=2.0)  # a backward has two matmuls for every one of the forward
 
 
 def list_schedule(
@@ -87,6 +90,22 @@ def schedule_of_events(passes: NumberedPasses, events: Sequence[int]) -> Schedul
             for hop in op_graph.hops_after(op):
                 order += [*collectives.before(hop), hop]
             order += collectives.after(op)
+    return Schedule(op_graph, (*order, *collectives.rest()))
+
+
+def schedule_with_free_ends(passes: NumberedPasses, events: Sequence[int]) -> Schedule:
+    """As `schedule_of_events`, with every hop where both its ends are free (`order_hops`).
+
+    Without seconds of stages all take as long as each other, and backwards twice as long as forwards. No pass may be of
+    a stage that one program runs, or leave its wgrad for later.
+    """
+    op_graph, order = passes.op_graph, []
+    collectives = WeightsAndGradients(op_graph, rank_device_bits(op_graph.stage_graph))
+    seconds = None if op_graph.seconds else dict.fromkeys(op_graph.stage_graph.stages, _USUAL)
+    programs = [(op,) for op in passes.started(events)]
+    for event in order_hops(op_graph, programs, seconds=seconds).events:
+        (op,) = event.ops
+        order += collectives.after(op) if event.kind == "done" else [*collectives.before(op), op]
     return Schedule(op_graph, (*order, *collectives.rest()))
 
 

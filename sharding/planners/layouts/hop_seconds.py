@@ -71,6 +71,11 @@ def _edge_seconds(hops: HopCosts, source: StageId, target: StageId) -> EdgeSecon
     return EdgeSeconds(*(hops.seconds(source, target, back).max(axis=1) for back in (False, True)))
 
 
+RING_WAITS = 0.5
+"""Seconds that a rank with chunks waits for a hop, as a share of its seconds: the last rank sends to the first, so that
+all wait for each other around this ring."""
+
+
 def rank_hop_seconds(hops: Float[np.ndarray, " s-1"], pp: int) -> Float[np.ndarray, " p"]:
     """Seconds of hops between consecutive stages, on each pipeline rank: virtual stage v is on rank v % pp.
 
@@ -80,37 +85,3 @@ def rank_hop_seconds(hops: Float[np.ndarray, " s-1"], pp: int) -> Float[np.ndarr
     """
     sent, received = np.append(hops, 0.0), np.append(0.0, hops)
     return (sent + received).reshape(-1, pp).sum(axis=0)
-
-
-def seconds_in_slots(
-    forward: Float[np.ndarray, "v p"], backward: Float[np.ndarray, "v p"], hop: float, microbatches: int
-) -> float:
-    """Seconds of all forwards and backwards of p pipeline ranks of v > 1 chunks whose hops occupy both ends.
-
-    In the order of interleaved 1F1B a rank computes forwards while its neighbours compute backwards. Without chunks it
-    meets each of them once in a forward and a backward. With chunks the last rank sends to the first, so that all wait
-    for each other around this ring: after every op, a rank waits for the longer op of its neighbours. Where all ranks
-    run forwards, or all backwards, their hops follow each other around the ring.
-
-    Args:
-        forward: Seconds of a mean microbatch's forward in each chunk of each rank.
-        backward: Seconds of its backward.
-        hop: Mean seconds of a hop.
-        microbatches: Microbatches of a step.
-    """
-    chunks, pp = forward.shape
-    passes = microbatches * chunks
-    slots = 2 * (passes + pp - 1)
-    seconds, direction = np.zeros((2, pp, slots))
-    number = np.arange(passes)
-    chunk = number % (pp * chunks) // pp
-    for rank in range(pp):
-        warm_up = min(passes, (chunks - 1) * pp + 2 * (pp - 1 - rank))
-        steady = rank + warm_up + 2 * np.arange(passes - warm_up)
-        of_forwards = np.append(rank + np.arange(warm_up), steady)
-        of_backwards = np.append(steady + 1, slots - rank - np.arange(warm_up, 0, -1))
-        seconds[rank, of_forwards], direction[rank, of_forwards] = forward[chunk, rank], 1
-        seconds[rank, of_backwards], direction[rank, of_backwards] = backward[chunks - 1 - chunk, rank], -1
-    longest = np.maximum(seconds, np.maximum(np.roll(seconds, 1, axis=0), np.roll(seconds, -1, axis=0)))
-    hops_in_turn = np.abs(direction.sum(axis=0)) + 2  # a rank and a neighbour send to each other
-    return float(longest.mean(axis=0).sum() + hop * hops_in_turn.sum())

@@ -13,9 +13,7 @@ other as far as microbatches in flight leave no slack. A microbatch that takes o
 another long then add up: over every WINDOW consecutive microbatches, the longest of the modules' sums counts.
 
 Where hops occupy the devices at both ends, their seconds count in `work` and `path`, and modules wait for each other in
-every microbatch. Ranks with chunks then wait for each other too (`seconds_in_slots`), or for the modules beside them:
-pp microbatches follow each other through the first and the last chunk, each in a fraction of the time that an encoder
-or a generator takes for it.
+every microbatch. Ranks with chunks also wait for these hops (`RING_WAITS`).
 """
 
 from collections.abc import Sequence
@@ -26,11 +24,11 @@ from jaxtyping import Float
 
 from sharding.costs.step_costs import StageWork
 from sharding.planners.layouts.hop_seconds import (
+    RING_WAITS,
     EdgeSeconds,
     hops_between,
     hops_within,
     rank_hop_seconds,
-    seconds_in_slots,
 )
 from sharding.planners.layouts.layout_search import DisjointLayout, ModuleChoice
 from sharding.planners.layouts.placement import unit_of_choice
@@ -76,16 +74,12 @@ class _RankSeconds(NamedTuple):
         work: Seconds of all forwards, backwards and hops within the unit, on the slowest replica of each pipeline rank.
         by_microbatch: Seconds of each of its microbatches, on the replica that takes longest for it.
         path: Seconds of a microbatch's hops from the first stage to the last, and of its gradients' hops back.
-        waits: Seconds in which ranks with chunks wait for each other.
-        end_chunks: Mean seconds of a microbatch's forward and backward in the first and in the last stage.
     """
 
     unit: UnitPlan
     work: Float[np.ndarray, " p"]
     by_microbatch: Float[np.ndarray, "p m"]
     path: Float[np.ndarray, " 2"]
-    waits: float
-    end_chunks: tuple[float, float]
 
 
 class StepEstimate:
@@ -197,24 +191,17 @@ class StepEstimate:
         ranks = [stages[rank :: unit.pp] for rank in range(unit.pp)]
         work = np.array([np.max(sum(stage.work for stage in rank)) for rank in ranks])
         by_microbatch = np.array([sum(stage.slowest for stage in rank) for rank in ranks])
-        passes = np.array([[stage.forward.max(), stage.backward.max()] for stage in stages]) / microbatches
-        waits = 0.0
         if unit.parallelism.chunks > 1 and unit.pp > 1:
-            forward, backward = passes.reshape(-1, unit.pp, 2).transpose(2, 0, 1)
-            in_order = float(work.max()) + (passes.sum() - float(work.max()) / microbatches) / unit.parallelism.chunks
-            waits = max(0.0, seconds_in_slots(forward, backward, float(hops.mean()), microbatches) - in_order)
-            on_ranks = np.zeros(unit.pp)  # they are among the slots
+            on_ranks = on_ranks * (1 + RING_WAITS)
         return _RankSeconds(
             unit=unit,
             work=work + microbatches * on_ranks,
             by_microbatch=by_microbatch + on_ranks[:, None],
             path=hops.sum(axis=1),
-            waits=waits,
-            end_chunks=(float(passes[0].sum()), float(passes[-1].sum())),
         )
 
     def _with_hops(self, modules: dict[str, _ModuleSeconds], layout: DisjointLayout) -> dict[str, _ModuleSeconds]:
-        """The modules, with the seconds of hops that occupy their devices, and of waits for modules beside them."""
+        """The modules, with the seconds of hops that occupy their devices."""
         microbatches = layout.microbatches
         ranks = {name: self._ranks[name, choice, microbatches] for name, choice in layout.choices.items()}
         ends = {name: np.zeros((2, microbatches)) for name in modules}  # on the first rank, and on the last
@@ -237,28 +224,7 @@ class StepEstimate:
                 forward=module.forward + float(path[name][0]),
                 backward=module.backward + float(path[name][1]),
             )
-        return self._with_waits(with_hops, ranks)
-
-    def _with_waits(
-        self, modules: dict[str, _ModuleSeconds], ranks: dict[str, _RankSeconds]
-    ) -> dict[str, _ModuleSeconds]:
-        """The modules, with what a backbone with chunks waits: for its own ranks, or for a module beside it.
-
-        The longest of these waits counts, because the others pass meanwhile.
-        """
-        backbone = self._problem.graph.backbone
-        module, chunked = modules[backbone.name], ranks[backbone.name]
-        if module.chunks == 1:
-            return modules
-        waits = np.full(len(module.by_microbatch), chunked.waits / len(module.by_microbatch))
-        for name in modules:
-            if name != backbone.name:
-                chunk = chunked.end_chunks[int(self._problem.is_generator(name))]
-                waits = np.maximum(waits, modules[name].by_microbatch - chunk)
-        slower = module._replace(
-            slowest_rank=module.slowest_rank + float(waits.sum()), by_microbatch=module.by_microbatch + waits
-        )
-        return {**modules, backbone.name: slower}
+        return with_hops
 
     def _edge(self, source: UnitPlan, target: UnitPlan, microbatches: int, has_gradients: bool) -> EdgeSeconds:
         """The hops between two units; they depend on the sizes of both alone."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from sharding.planners.chain_problem import ChainProblem
 from sharding.planners.infeasible import unfit_chain_error
-from sharding.planners.layouts.hop_seconds import rank_hop_seconds, seconds_in_slots
+from sharding.planners.layouts.hop_seconds import RING_WAITS, rank_hop_seconds
 from sharding.planners.layouts.schedule_fields import MOST_EXTRA, with_stage_seconds
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.planners.stages.chain_layout import ChainLayout
@@ -145,13 +145,11 @@ def _with_waiting_chunks(chain: ChainProblem, whole: _Balanced, most: int, best:
     Of the most chunks, half as many, and so on, the number is taken with which a step is the shortest if all chunks are
     alike.
     """
-    passes = whole.stages.pass_seconds(whole.chain).mean(axis=1)
-    hops = whole.stages.hop_seconds(whole.chain)
+    microbatches, hop = whole.layout.microbatches, float(whole.stages.hop_seconds(whole.chain).mean())
     expected: dict[int, float] = {}
     while most > 1:
-        forward, backward = (np.full((most, whole.layout.pp), seconds / most) for seconds in passes)
-        waiting = seconds_in_slots(forward, backward, float(hops.mean()), whole.layout.microbatches)
-        expected[most] = whole.once + waiting
+        hops = 4 * most * hop * (1 + RING_WAITS)  # of a rank's chunks, each sent and received, forward and back
+        expected[most] = whole.seconds - whole.fill * (1 - 1 / most) + microbatches * hops
         most //= 2
     chunks = min(expected, key=expected.__getitem__, default=1)
     if chunks == 1 or expected[chunks] + _WORTHWHILE * whole.seconds > min(best, whole.seconds):
@@ -165,8 +163,8 @@ def _balance(chain: ChainProblem, layout: ChainLayout) -> _Balanced | None:
 
     seconds = microbatches * slowest rank + (all ranks - slowest rank) / chunks + gather + reduction + update
 
-    Where hops occupy the devices at both ends, they count in the seconds of ranks, and with chunks the ranks wait for
-    each other (`seconds_in_slots`).
+    Where hops occupy the devices at both ends, they count in the seconds of ranks, and with chunks also the waits for
+    them (`RING_WAITS`).
     """
     layers = chain.layers(layout, MOST_EXTRA * layout.chunks)
     stages = balanced_stages(layers, layout, chain.problem.cluster.usable_memory)
@@ -179,11 +177,7 @@ def _balance(chain: ChainProblem, layout: ChainLayout) -> _Balanced | None:
     rendezvous = chain.problem.rendezvous
     if rendezvous:
         hops = stages.hop_seconds(layers) * [1 + stage.backward.any() for stage in work[:-1]]
-        if layout.chunks > 1:
-            forward, backward = stages.pass_seconds(layers).reshape(2, layout.chunks, layout.pp)
-            total = seconds_in_slots(forward, backward, float(hops.mean()) / 2, layout.microbatches)
-            return _Balanced(total + once, 0.0, once, layout, layers, stages)
-        ranks = ranks + rank_hop_seconds(hops, layout.pp)
+        ranks = ranks + rank_hop_seconds(hops, layout.pp) * (1 + RING_WAITS * (layout.chunks > 1))
     fill = float(ranks.sum() - ranks.max()) / layout.chunks
     return _Balanced(float(layout.microbatches * ranks.max()) + fill + once, fill, once, layout, layers, stages)
 

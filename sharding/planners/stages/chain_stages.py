@@ -38,14 +38,6 @@ class ChainStages:
         seconds = np.take_along_axis(chain.seconds, self.policies[:, None], axis=1)[:, 0]
         return rank_sums(stage_sums(seconds, self.counts) + chain.stage_gathers(self.counts), pp)
 
-    def pass_seconds(self, chain: LayerChain) -> Float[np.ndarray, "2 s"]:
-        """Seconds of a mean microbatch's forward and of its backward in each virtual stage."""
-        passes = (
-            np.take_along_axis(seconds, self.policies[:, None], axis=1)[:, 0]
-            for seconds in (chain.forward, chain.backward)
-        )
-        return np.stack([stage_sums(seconds, self.counts) for seconds in passes])
-
     def hop_seconds(self, chain: LayerChain) -> Float[np.ndarray, " s-1"]:
         """Seconds of a mean microbatch's hop from each virtual stage to the next."""
         return chain.hop_seconds[np.cumsum(self.counts)[:-1] - 1]

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from sharding.plans.plan import Plan
 from sharding.plans.resolved.device_groups import group_devices, replica_devices, source_replicas
 from sharding.plans.resolved.stage_graph import StageGraph
-from sharding.schedules.interleaved_1f1b import interleaved
+from sharding.schedules.interleaved_1f1b import interleaved, interleaved_events
+from sharding.schedules.list_scheduling import schedule_of_events
 from sharding.schedules.named.build import forward_only
+from sharding.schedules.numbered_passes import NumberedPasses
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, PipelineOp, Schedule, ScheduleError
 from sharding.simulation.simulator import simulate_on_devices
@@ -50,6 +52,25 @@ def pipeline(
 def test_equal_stages_take_the_textbook_time(policy, stages, microbatches, rendezvous):
     step = pipeline(policy, chain(stages), microbatches, [1.0] * stages, [2.0] * stages).run(rendezvous)
     assert step.step == (microbatches + stages - 1) * 3.0
+
+
+def hops_right_behind_producers(op_graph: OpGraph) -> Schedule:
+    """Interleaved 1F1B with every hop behind the op that produces its array."""
+    passes = NumberedPasses(op_graph)
+    return schedule_of_events(passes, interleaved_events(passes))
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "microbatches"), [(4, 2, 16), (8, 2, 32), (8, 4, 32)])
+def test_ranks_with_chunks_hardly_wait_for_hops_that_occupy_both_ends(ranks, chunks, microbatches):
+    """Every device takes part in about four hops for each chunk and microbatch."""
+    count, hop = ranks * chunks, 0.1
+    graph, seconds = ring(ranks, chunks), ([1.0] * count, [2.0] * count)
+    steps = [
+        pipeline(policy, graph, microbatches, *seconds, hop=hop).run(rendezvous=True).step
+        for policy in (interleaved, hops_right_behind_producers)
+    ]
+    computing = microbatches * 3.0 * chunks + (ranks - 1) * 3.0
+    assert steps[0] < computing + 5 * hop * chunks * microbatches < steps[1]
 
 
 @pytest.mark.parametrize(("stages", "chunks", "microbatches"), [(2, 2, 4), (4, 3, 8)])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding.costs.analytic import AnalyticCostModel
-from sharding.planners.layouts.hop_seconds import hops_between, hops_within, rank_hop_seconds, seconds_in_slots
+from sharding.planners.layouts.hop_seconds import hops_between, hops_within, rank_hop_seconds
 from sharding.planners.layouts.layout_search import search_layouts
 from sharding.planners.layouts.placement import plan_of_layout
 from tests.sharding.planners.problems import build_problem, recipes
@@ -44,22 +44,3 @@ def test_a_hop_counts_on_the_rank_that_sends_and_on_the_rank_that_receives(pp, c
         expected[stage % pp] += seconds
         expected[(stage + 1) % pp] += seconds
     np.testing.assert_allclose(rank_hop_seconds(hops, pp), expected)
-
-
-@pytest.mark.parametrize("pp", [2, 3])
-@given(st.integers(2, 5), st.integers(1, 6))
-def test_ops_that_take_as_long_as_each_other_take_the_textbooks_time(pp, chunks, groups):
-    """Of v chunks: microbatches * v + pp - 1 forwards, and as many backwards (arXiv 2104.04473, section 2.2)."""
-    ops = np.ones((chunks, pp))
-    assert seconds_in_slots(ops, ops, 0.0, groups * pp) == pytest.approx(2 * (groups * pp * chunks + pp - 1))
-
-
-@given(st.integers(2, 6), st.integers(2, 4), st.integers(1, 4), st.floats(1.0, 4.0))
-def test_with_chunks_a_forward_waits_for_the_backward_of_a_neighbour(pp, chunks, groups, ratio):
-    microbatches = groups * pp
-    forward, backward = np.ones((chunks, pp)), np.full((chunks, pp), ratio)
-    seconds = seconds_in_slots(forward, backward, 0.0, microbatches)
-    warm_up = (chunks - 1) * pp + 2 * (pp - 1)
-    paired = max(0, microbatches * chunks - warm_up)
-    assert seconds >= (microbatches * chunks) * (1 + ratio) + paired * (ratio - 1) * (1 - 1e-9)
-    assert seconds_in_slots(forward, backward, 0.1, microbatches) >= seconds + 0.2 * 2 * microbatches * chunks
