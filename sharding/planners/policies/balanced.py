@@ -145,11 +145,13 @@ def _with_waiting_chunks(chain: ChainProblem, whole: _Balanced, most: int, best:
     Of the most chunks, half as many, and so on, the number is taken with which a step is the shortest if all chunks are
     alike.
     """
-    microbatches, hop = whole.layout.microbatches, float(whole.stages.hop_seconds(whole.chain).mean())
+    hops = whole.stages.hop_seconds(whole.chain)
+    # Of each chunk, what is sent and received, forward and back.
+    of_chunk = 4 * float(hops.mean()) * (1 + RING_WAITS) if hops.size else 0.0
     expected: dict[int, float] = {}
     while most > 1:
-        hops = 4 * most * hop * (1 + RING_WAITS)  # of a rank's chunks, each sent and received, forward and back
-        expected[most] = whole.seconds - whole.fill * (1 - 1 / most) + microbatches * hops
+        waiting = whole.layout.microbatches * most * of_chunk
+        expected[most] = whole.seconds - whole.fill * (1 - 1 / most) + waiting
         most //= 2
     chunks = min(expected, key=expected.__getitem__, default=1)
     if chunks == 1 or expected[chunks] + _WORTHWHILE * whole.seconds > min(best, whole.seconds):
