@@ -4,6 +4,7 @@ Estimates add them to what stages compute; what a hop takes is asked of `HopCost
 replicas of both where items are dealt, and counts on the replica that it takes longest for.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -71,9 +72,13 @@ def _edge_seconds(hops: HopCosts, source: StageId, target: StageId) -> EdgeSecon
     return EdgeSeconds(*(hops.seconds(source, target, back).max(axis=1) for back in (False, True)))
 
 
-RING_WAITS = 0.5
-"""Seconds that a rank with chunks waits for a hop, as a share of its seconds: the last rank sends to the first, so that
-all wait for each other around this ring."""
+def ring_waits(chunks: int) -> float:
+    """Share of its work that a pipeline rank waits around the ring of ranks with chunks, where hops occupy both ends.
+
+    The last rank sends to the first, so that all wait for each other; more chunks send more often. Interleaved steps of
+    four models, simulated, wait 8% to 26% with 2 chunks and 16% to 27% with 4; this is 18% and 25%.
+    """
+    return 0.125 * math.sqrt(chunks) if chunks > 1 else 0.0
 
 
 def rank_hop_seconds(hops: Float[np.ndarray, " s-1"], pp: int) -> Float[np.ndarray, " p"]:

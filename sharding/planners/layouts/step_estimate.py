@@ -13,7 +13,7 @@ other as far as microbatches in flight leave no slack. A microbatch that takes o
 another long then add up: over every WINDOW consecutive microbatches, the longest of the modules' sums counts.
 
 Where hops occupy the devices at both ends, their seconds count in `work` and `path`, and modules wait for each other in
-every microbatch. Ranks with chunks also wait for these hops (`RING_WAITS`).
+every microbatch. Ranks with chunks also wait for each other (`ring_waits`).
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ from jaxtyping import Float
 
 from sharding.costs.step_costs import StageWork
 from sharding.planners.layouts.hop_seconds import (
-    RING_WAITS,
     EdgeSeconds,
     hops_between,
     hops_within,
     rank_hop_seconds,
+    ring_waits,
 )
 from sharding.planners.layouts.layout_search import DisjointLayout, ModuleChoice
 from sharding.planners.layouts.placement import unit_of_choice
@@ -191,12 +191,11 @@ class StepEstimate:
         ranks = [stages[rank :: unit.pp] for rank in range(unit.pp)]
         work = np.array([np.max(sum(stage.work for stage in rank)) for rank in ranks])
         by_microbatch = np.array([sum(stage.slowest for stage in rank) for rank in ranks])
-        if unit.parallelism.chunks > 1 and unit.pp > 1:
-            on_ranks = on_ranks * (1 + RING_WAITS)
+        waits = 1 + (ring_waits(unit.parallelism.chunks) if unit.pp > 1 else 0.0)
         return _RankSeconds(
             unit=unit,
-            work=work + microbatches * on_ranks,
-            by_microbatch=by_microbatch + on_ranks[:, None],
+            work=waits * work + microbatches * on_ranks,
+            by_microbatch=waits * by_microbatch + on_ranks[:, None],
             path=hops.sum(axis=1),
         )
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from sharding.planners.chain_problem import ChainProblem
 from sharding.planners.infeasible import unfit_chain_error
-from sharding.planners.layouts.hop_seconds import RING_WAITS, rank_hop_seconds
+from sharding.planners.layouts.hop_seconds import rank_hop_seconds, ring_waits
 from sharding.planners.layouts.schedule_fields import MOST_EXTRA, with_stage_seconds
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.planners.stages.chain_layout import ChainLayout
@@ -146,12 +146,12 @@ def _with_waiting_chunks(chain: ChainProblem, whole: _Balanced, most: int, best:
     alike.
     """
     hops = whole.stages.hop_seconds(whole.chain)
-    # Of each chunk, what is sent and received, forward and back.
-    of_chunk = 4 * float(hops.mean()) * (1 + RING_WAITS) if hops.size else 0.0
+    of_chunk = 4 * float(hops.mean()) if hops.size else 0.0  # what is sent and received, forward and back
+    steady = whole.seconds - whole.fill
     expected: dict[int, float] = {}
     while most > 1:
-        waiting = whole.layout.microbatches * most * of_chunk
-        expected[most] = whole.seconds - whole.fill * (1 - 1 / most) + waiting
+        waiting = whole.layout.microbatches * most * of_chunk + ring_waits(most) * steady
+        expected[most] = steady + whole.fill / most + waiting
         most //= 2
     chunks = min(expected, key=expected.__getitem__, default=1)
     if chunks == 1 or expected[chunks] + _WORTHWHILE * whole.seconds > min(best, whole.seconds):
@@ -165,8 +165,8 @@ def _balance(chain: ChainProblem, layout: ChainLayout) -> _Balanced | None:
 
     seconds = microbatches * slowest rank + (all ranks - slowest rank) / chunks + gather + reduction + update
 
-    Where hops occupy the devices at both ends, they count in the seconds of ranks, and with chunks also the waits for
-    them (`RING_WAITS`).
+    Where hops occupy the devices at both ends, they count in the seconds of ranks, and with chunks also their
+    waits for each other (`ring_waits`).
     """
     layers = chain.layers(layout, MOST_EXTRA * layout.chunks)
     stages = balanced_stages(layers, layout, chain.problem.cluster.usable_memory)
@@ -179,7 +179,7 @@ def _balance(chain: ChainProblem, layout: ChainLayout) -> _Balanced | None:
     rendezvous = chain.problem.rendezvous
     if rendezvous:
         hops = stages.hop_seconds(layers) * [1 + stage.backward.any() for stage in work[:-1]]
-        ranks = ranks + rank_hop_seconds(hops, layout.pp) * (1 + RING_WAITS * (layout.chunks > 1))
+        ranks = ranks * (1 + ring_waits(layout.chunks)) + rank_hop_seconds(hops, layout.pp)
     fill = float(ranks.sum() - ranks.max()) / layout.chunks
     return _Balanced(float(layout.microbatches * ranks.max()) + fill + once, fill, once, layout, layers, stages)
 

@@ -29,12 +29,11 @@ _TRIED = 12  # at most, fitting or not
 _MORE_RECOMPUTATION, _OTHER_RANKS = 1, 2  # further layouts of each other module that are simulated
 _MOST_OPS = 16_000  # forwards and backwards of a plan, unless all have more
 _SIMULATED_OPS = 60_000  # of all plans together; the first plan is simulated however many it has
-_FAR = 2.0  # times as long as another policy's step
+_OPS_WITHOUT_GAIN = 20_000  # of all plans together, where none of them is shorter than another policy's
+_FAR = 1.15  # times as long as another policy's step
 _ASSIGNED = 0.05  # share by which plans whose microbatches are then divided may take longer than the shortest
 _WAVES = (6, 5, 4, 3, 2, 1)  # numbers of waves in which generators take the microbatches of a step
-_PLACED_PASSES = (
-    500_000  # by the search for which pipeline replica takes which microbatch, which places all of them for each
-)
+_PLACED_PASSES = 500_000  # by the search for which pipeline replica takes which microbatch
 
 
 class _ColocatedLayout(NamedTuple):
@@ -74,7 +73,7 @@ def plans(problem: PlanningProblem, known_step: float = math.inf) -> list[Plan]:
             plan does not fit and takes far longer.
     """
     _check(problem)
-    search, fitting, others = _ColocatedSearch(problem, _FAR * known_step), [], []
+    search, fitting, others = _ColocatedSearch(problem, known_step), [], []
     for tried, candidate in enumerate(search.candidates()):
         if not tried and candidate.seconds > known_step * (1 + STEP_SLACK):
             raise PlanError(
@@ -82,7 +81,7 @@ def plans(problem: PlanningProblem, known_step: float = math.inf) -> list[Plan]:
                 f"{known_step:.3g} s; --policy=colocated searches on"
             )
         shortest = min((layout.simulated.step for layout in fitting), default=math.inf)
-        is_long = candidate.seconds > shortest * (1 + STEP_SLACK)
+        is_long = candidate.seconds > min(shortest, known_step) * (1 + STEP_SLACK)
         if is_long or len(fitting) == _BACKBONES or tried == _TRIED or (tried and search.is_exhausted):
             break
         best = search.best_of(candidate)
@@ -131,23 +130,24 @@ class _ColocatedSearch:
 
     Args:
         problem: The problem.
-        longest: Seconds of a step from which on the search ends with its first plan.
+        known_step: Seconds of the step of another policy's plan.
     """
 
-    def __init__(self, problem: PlanningProblem, longest: float) -> None:
-        self._problem, self._longest, self._shortest = problem, longest, math.inf
+    def __init__(self, problem: PlanningProblem, known_step: float) -> None:
+        self._problem, self._known_step, self._shortest = problem, known_step, math.inf
         self._others = [module.name for module in problem.graph.modules if not module.is_backbone]
         self._simulated_ops = 0
 
     @property
     def is_exhausted(self) -> bool:
         """Whether as many ops have been simulated as take a reasonable time, or the first plan is far too long."""
-        return self._simulated_ops >= _SIMULATED_OPS or self.is_far
+        gains = self._shortest < self._known_step * (1 - STEP_SLACK / 2)  # perhaps without fitting
+        return self._simulated_ops >= (_SIMULATED_OPS if gains else _OPS_WITHOUT_GAIN) or self.is_far
 
     @property
     def is_far(self) -> bool:
-        """Whether plans were simulated, and all take longer than the longest step worth a search."""
-        return self._longest < self._shortest < math.inf
+        """Whether plans were simulated, and all take far longer than the known step."""
+        return self._known_step * _FAR < self._shortest < math.inf
 
     def candidates(self) -> Iterator[_ColocatedLayout]:
         """Layouts of the backbone with the first of all other modules that fit, by the estimate of the step.

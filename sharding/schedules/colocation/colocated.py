@@ -15,6 +15,7 @@ from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.ops import OpGraph, Schedule
 
+_MOST_PLACED = 3  # orders in which hops are placed, which takes longer than all else
 _WORTHWHILE = 1 - 1e-9
 """A candidate replaces an earlier one only if it takes less than this share of its time, rounding apart."""
 
@@ -103,11 +104,12 @@ def _default_order(key: _SameObject) -> _Order | None:
 def _shortest(op_graph: OpGraph, step: ColocatedStep) -> _Order:
     """The order that takes the shortest time with its hops; of orders that take the same time the first.
 
-    Hops are placed in the orders with the shortest passes first, until the passes alone take longer than the best.
+    Hops are placed in the `_MOST_PLACED` orders with the shortest passes, until the passes alone take longer than the
+    best.
     """
     best = None
     orders = [*step.fine(), *step.bundled(), step.coarse(), step.interleaved(), *step.in_waves()]
-    for order in sorted(orders, key=lambda order: order.seconds):
+    for order in sorted(orders, key=lambda order: order.seconds)[:_MOST_PLACED]:
         if best and order.seconds >= _WORTHWHILE * best.with_hops.seconds:
             break
         if not best or order.with_hops.seconds < _WORTHWHILE * best.with_hops.seconds:
