@@ -16,7 +16,7 @@ from data.data_config import DataConfig
 from mmjax.api.timing import check_arguments
 from mmjax.commands.plan import COMMAND
 from mmjax.planning.automatic import cluster_of_devices, remark_on_devices
-from mmjax.planning.candidate_plans import best_candidates
+from mmjax.planning.candidate_plans import _changed, best_candidates
 from mmjax.planning.timed_plans import COLUMNS, TimedPlan, TimedPlans, print_timed_plans
 from mmjax.training.config import TrainConfig
 from mmjax.training.profiling.step_times import StepTimes
@@ -150,10 +150,13 @@ def test_the_best_candidate_with_changes_is_a_candidate_too():
 
 
 def test_changes_that_lead_to_another_candidate_are_none_twice():
-    """The second best plan of `fsdp` becomes its best by changes."""
-    candidates = best_candidates(problem(devices=12), 4)
-    plans = [(candidate.plan.units, candidate.plan.microbatches) for candidate in candidates.values()]
-    assert "fsdp 2" in candidates and len(set(plans)) == len(plans) == 4
+    """The best plan of `fsdp` becomes the one that another policy has already."""
+    case = problem(devices=8, rows=16)
+    candidates = best_candidates(case, 2)
+    assert list(candidates) == [LOCAL_SEARCH, "fsdp"]
+    start, found = ("fsdp", candidates["fsdp"]), ("mine", candidates[LOCAL_SEARCH])
+    assert [simulated.plan for _, simulated in _changed(case, [start])] == [found[1].plan]
+    assert not _changed(case, [start, found])
 
 
 def test_several_partitions_of_the_balanced_policy_are_candidates():

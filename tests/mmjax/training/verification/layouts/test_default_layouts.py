@@ -99,7 +99,7 @@ def test_colocated_layouts_have_copies_slices_and_bundles_of_every_kind():
     assert [bundle_kinds(layout.plan, graph) for layout in colocated] == [
         set(),
         set(),
-        {("gather", "forward"), ("forward", "forward"), ("backward", "backward"), ("reduce", "backward")},
+        {("forward", "forward"), ("backward", "backward"), ("reduce", "backward")},
     ]
     assert [layout.name.endswith(", in bundles") for layout in colocated] == [False, False, True]
     (own,) = (plan for plan in (layout.plan for layout in layouts) if plan.schedule == "1f1b" and replicated(plan))
