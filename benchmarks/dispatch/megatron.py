@@ -10,13 +10,13 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+from benchmarks.dispatch.least_recompute import LayerPolicies, SimulatedMemory, least_recompute
 from benchmarks.dispatch.samples import StepSamples
 from benchmarks.dispatch.settings import TENSOR_RANKS, Megatron
 from benchmarks.dispatch.steps import problem_of
 from configs.architectures import EncoderConfig
 from configs.workloads import SyntheticData
 from sharding.planners.layouts.placement import make_unit
-from sharding.planners.least_recompute import LayerPolicies, SimulatedMemory, least_recompute
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.parallelism import CollectivesName
 from sharding.plans.plan import Plan

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from benchmarks.dispatch.arrangement import Arrangement, Balancing, all_replica_loads
+from benchmarks.dispatch.least_recompute import LayerPolicies, SimulatedMemory, least_recompute
 from benchmarks.dispatch.samples import StepSamples
 from benchmarks.dispatch.settings import GROUP
 from benchmarks.dispatch.traffic import all_to_all_seconds
@@ -24,7 +25,6 @@ from sharding.costs.batch_costs import LoadsByModule
 from sharding.costs.cost_model import masked_flops, useful_flops
 from sharding.costs.step_costs import StageCosts, StepCosts
 from sharding.planners.layouts.placement import make_unit
-from sharding.planners.least_recompute import LayerPolicies, SimulatedMemory, least_recompute
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.resolved.trained_parts import RequiredGradients

@@ -125,6 +125,8 @@ def run_policy(problem: PlanningProblem, policy: str, known_step: float = math.i
     Raises:
         UserError: There is no such policy.
     """
+    if policy == LOCAL_SEARCH:
+        raise UserError(f"{LOCAL_SEARCH} changes the plans of other policies; use auto, which compares it with them")
     if policy not in PLANNING_POLICIES:
         raise UserError(f"there is no policy {policy!r}; choose from auto, {', '.join(PLANNING_POLICIES)}")
 

@@ -18,7 +18,6 @@ from sharding.planners.colocation.backbone_layouts import BackboneLayout, Shorte
 from sharding.planners.colocation.colocated_plan import colocated_plan, with_assigned_microbatches
 from sharding.planners.colocation.replicated_layouts import ReplicatedLayout, replicated_layouts
 from sharding.planners.layouts.schedule_fields import with_stage_seconds
-from sharding.planners.least_recompute import SimulatedMemory
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
@@ -50,12 +49,20 @@ class _ColocatedLayout(NamedTuple):
     replicated: tuple[ReplicatedLayout, ...]
 
 
+class _PlanMemory(NamedTuple):
+    """A plan, the seconds of its simulated step, and the share of the memory that it takes."""
+
+    plan: Plan
+    step: float
+    memory: float
+
+
 class _SimulatedLayout(NamedTuple):
     """Layouts, and a plan of them that was simulated."""
 
     backbone: BackboneLayout
     replicated: tuple[ReplicatedLayout, ...]
-    simulated: SimulatedMemory
+    simulated: _PlanMemory
 
 
 def plans(problem: PlanningProblem, known_step: float = math.inf) -> list[Plan]:
@@ -301,11 +308,11 @@ class _ColocatedSearch:
         simulated = self._run(with_stage_seconds(self._problem, plan, communication=True))
         return _SimulatedLayout(backbone, tuple(replicated), simulated)
 
-    def _run(self, plan: Plan) -> SimulatedMemory:
+    def _run(self, plan: Plan) -> _PlanMemory:
         timeline = self._problem.simulate(plan)
         self._shortest = min(self._shortest, timeline.step)
         self._simulated_ops += 2 * plan.microbatches * sum(unit.stage_count for unit in plan.units)
-        return SimulatedMemory(plan, timeline.step, self._problem.memory_fraction(timeline))
+        return _PlanMemory(plan, timeline.step, self._problem.memory_fraction(timeline))
 
 
 def _best(layouts: Sequence[_SimulatedLayout]) -> _SimulatedLayout:

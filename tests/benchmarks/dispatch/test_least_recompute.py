@@ -1,7 +1,7 @@
 """The choice of the least recomputation that fits, where memory and seconds are known."""
 
+from benchmarks.dispatch.least_recompute import LayerPolicies, SimulatedMemory, least_recompute
 from sharding.planners.layouts.placement import make_unit
-from sharding.planners.least_recompute import LayerPolicies, SimulatedMemory, least_recompute
 from sharding.plans.plan import Plan
 
 CHOICES = ("none", "selective", "full")
