@@ -188,6 +188,10 @@ def run_local_search(
     if not improved:
         return PolicyResult(LOCAL_SEARCH, None, f"no change of a plan shortens its step by {LEAST_GAIN:.1%}")
     start, best = min(improved, key=lambda pair: pair[1].timeline.step)
+    if best.timeline.step > starts[0].timeline.step:
+        return PolicyResult(
+            LOCAL_SEARCH, None, f"changes of plans make none as short as the plan of {starts[0].policy}"
+        )
     plan, timeline = with_best_context_transfers(problem, best.plan, best.timeline)
     return _found_from(problem, start, plan, timeline, best.changes)
 
