@@ -37,9 +37,9 @@ def systems_of(case: OptimusCase) -> Mapping[str, SimulateSystem]:
     megatron_forms = {
         MEGATRON: functools.partial(_megatron, megatron.first_stage, 1),
         f"{MEGATRON}, first stage rebalanced": functools.partial(_megatron, megatron.rebalanced, 1),
-        INTERLEAVED: functools.partial(_megatron, megatron.first_stage, None),
     }
-    if len(case.model.encoders) == 1:  # with several, the modules are no chain
+    if len(case.model.encoders) == 1:  # with several, the modules are no chain, and fit no first virtual stage
+        megatron_forms[INTERLEAVED] = functools.partial(_megatron, megatron.first_stage, None)
         megatron_forms[MEGATRON_BALANCED] = functools.partial(_megatron_balanced, min)
         megatron_forms[f"{MEGATRON_BALANCED}, slower of equal partitions"] = functools.partial(_megatron_balanced, max)
         searched |= chain
