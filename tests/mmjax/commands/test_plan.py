@@ -46,12 +46,15 @@ def test_a_model_is_planned_by_every_policy_without_jax(tmp_path, monkeypatch):
         "colocated",
         "local_search",
     ]
-    for entry in policies.values():
+    searched = policies["local_search"]  # changes need not shorten the best plan
+    assert "mfu" in searched or "no change of a plan" in searched["reason"]
+    with_plan = [entry for entry in policies.values() if entry is not searched or "mfu" in entry]
+    for entry in with_plan:
         assert 0 < entry["mfu"] < 1 and entry["step_seconds"] > 0 and entry["devices"] <= 24
         shares = [cause["share"] for cause in entry["idle"].values()]
         assert abs(sum(shares) + entry["busy"]["share"] - 1) < 1e-6
     best = policies[report["choice"]]
-    assert best["step_seconds"] <= min(entry["step_seconds"] for entry in policies.values()) * 1.01
+    assert best["step_seconds"] <= min(entry["step_seconds"] for entry in with_plan) * 1.01
     assert all(entry["devices"] < best["devices"] for entry in report["on_fewer_devices"])
     assert Plan.load(path) == Plan.from_json(json.dumps(report["plan"]))
     assumptions = report["assumptions"]
