@@ -50,7 +50,6 @@ def test_it_has_copies_beside_the_backbone_and_bundles_of_every_kind(steps):
         ("forward", "backward"): 1,
         ("backward", "forward"): 1,
         ("backward", "backward"): 3,
-        ("gather", "forward"): 2,
         ("reduce", "backward"): 2,
     }
 
