@@ -66,10 +66,13 @@ def least_seconds(
         host_room: Bytes of its host.
     """
     mixtures = [_mixtures(count, needs[module]) for module, count in layers.items()]
-    choices = [_choices(of_module, needs[module]) for module, of_module in zip(layers, mixtures, strict=True)]
-    chosen = _shortest(choices, device_room)
-    if chosen and sum(of_module.host[number] for of_module, number in zip(choices, chosen, strict=True)) > host_room:
-        chosen = _shortest([_in_host_parts(of_module, host_room) for of_module in choices], device_room)
+    figures = [
+        np.array([mixture.needs(needs[module]) for mixture in of_module])
+        for module, of_module in zip(layers, mixtures, strict=True)
+    ]
+    chosen = _shortest([_choices(of_module) for of_module in figures], device_room)
+    if chosen and sum(of_module[number, 2] for of_module, number in zip(figures, chosen, strict=True)) > host_room:
+        chosen = _shortest([_choices_on_host(of_module, host_room) for of_module in figures], device_room)
     if chosen is None:
         return None
     return {module: mixtures[number][chosen[number]].layers for number, module in enumerate(layers)}
@@ -112,14 +115,12 @@ class _Choices(NamedTuple):
     Attributes:
         seconds: Seconds.
         device: Bytes of a device.
-        host: Bytes of its host.
         host_parts: Parts of the host's room of which there are `_HOST_PARTS`; 0 where its room is not looked at.
         chosen: The number of the mixture of each module.
     """
 
     seconds: Float[np.ndarray, " n"]
     device: Float[np.ndarray, " n"]
-    host: Float[np.ndarray, " n"]
     host_parts: Int[np.ndarray, " n"]
     chosen: Int[np.ndarray, "n m"]
 
@@ -128,17 +129,16 @@ class _Choices(NamedTuple):
         return _Choices(*(array[numbers] for array in self))
 
 
-def _choices(mixtures: list[_Mixture], needs: NeedsByPolicy) -> _Choices:
-    seconds, device, host = np.array([mixture.needs(needs) for mixture in mixtures]).T
-    numbers = np.arange(len(mixtures))
-    return _Choices(seconds, device, host, host_parts=0 * numbers, chosen=numbers[:, None])
+def _choices(figures: Float[np.ndarray, "n 3"]) -> _Choices:
+    """All mixtures of a module, given seconds, bytes of a device and bytes of its host."""
+    numbers = np.arange(len(figures))
+    return _Choices(figures[:, 0], figures[:, 1], host_parts=0 * numbers, chosen=numbers[:, None])
 
 
-def _in_host_parts(choices: _Choices, host_room: float) -> _Choices:
-    """The choices that fit a host, with the parts of its room that they take."""
-    fitting = choices.select(np.flatnonzero(choices.host <= host_room))
-    parts = np.ceil(fitting.host * _HOST_PARTS / max(host_room, 1.0) - 1e-9)
-    return fitting._replace(host_parts=parts.astype(int))
+def _choices_on_host(figures: Float[np.ndarray, "n 3"], host_room: float) -> _Choices:
+    """The mixtures that fit a host, with the parts of its room that they take."""
+    parts = np.ceil(figures[:, 2] * _HOST_PARTS / max(host_room, 1.0) - 1e-9).astype(int)
+    return _choices(figures)._replace(host_parts=parts).select(np.flatnonzero(figures[:, 2] <= host_room))
 
 
 def _shortest(choices: list[_Choices], device_room: float) -> tuple[int, ...] | None:
@@ -160,7 +160,6 @@ def _joined(first: _Choices, second: _Choices, device_room: float) -> _Choices:
     return _Choices(
         seconds=one.seconds + other.seconds,
         device=one.device + other.device,
-        host=one.host + other.host,
         host_parts=one.host_parts + other.host_parts,
         chosen=np.concatenate([one.chosen, other.chosen], axis=1),
     )
