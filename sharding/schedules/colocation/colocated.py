@@ -104,12 +104,14 @@ def _default_order(key: _SameObject) -> _Order | None:
 def _shortest(op_graph: OpGraph, step: ColocatedStep) -> _Order:
     """The order that takes the shortest time with its hops; of orders that take the same time the first.
 
-    Hops are placed in the `_MOST_PLACED` orders with the shortest passes, until the passes alone take longer than the
-    best.
+    Hops are placed in the `_MOST_PLACED` orders with the shortest passes and in the two that serve as comparisons,
+    until the passes alone take longer than the best.
     """
     best = None
-    orders = [*step.fine(), *step.bundled(), step.coarse(), step.interleaved(), *step.in_waves()]
-    for order in sorted(orders, key=lambda order: order.seconds)[:_MOST_PLACED]:
+    compared = (step.coarse(), step.interleaved())
+    orders = sorted([*step.fine(), *step.bundled(), *compared, *step.in_waves()], key=lambda order: order.seconds)
+    placed = orders[:_MOST_PLACED] + [order for order in orders[_MOST_PLACED:] if order in compared]
+    for order in placed:
         if best and order.seconds >= _WORTHWHILE * best.with_hops.seconds:
             break
         if not best or order.with_hops.seconds < _WORTHWHILE * best.with_hops.seconds:
