@@ -25,7 +25,7 @@ from sharding.balancing.reordering.local_search import search_orders
 from sharding.balancing.reordering.row_reorderer import EVALUATIONS, RowReorderer, evaluations_within_bounds
 from sharding.costs.batch_costs import LoadsByModule
 from sharding.planners.policies import disaggregated
-from sharding.planners.policies.auto import best_simulated
+from sharding.planners.policies.best_plan import best_simulated
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.resolved.resolved_plan import ResolvedPlan

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from benchmarks.colocated.settings import MegatronRanks
 from sharding.costs.cost_model import useful_flops
 from sharding.planners.chain_problem import ChainProblem
-from sharding.planners.policies.auto import SimulatedPlan
+from sharding.planners.policies.best_plan import SimulatedPlan
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_stages import recomputed_stages

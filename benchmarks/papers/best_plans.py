@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from benchmarks.papers.paper_rows import ReportProgress
 from sharding.html.numbers import count_of, seconds
-from sharding.planners.policies.auto import PLANNING_POLICIES, PolicyResult, SimulatedPlan, run_policy
+from sharding.planners.policies.auto import PLANNING_POLICIES, PolicyResult, run_policy
+from sharding.planners.policies.best_plan import SimulatedPlan
 from sharding.planners.policies.policy_comparison import PolicyComparison, compare_policies, comparison_of
 from sharding.planners.problem import PlanningProblem
 

@@ -28,7 +28,7 @@ from mmjax import cli
 from mmjax.planning.cluster_files import read_cluster
 from mmjax.planning.problem import make_problem, workload_statistics
 from sharding.planners.policies import disaggregated, rigid
-from sharding.planners.policies.auto import best_of_policy, best_simulated
+from sharding.planners.policies.best_plan import best_of_policy, best_simulated
 from sharding.planners.problem import PlanningProblem
 from sharding.simulation.timeline import Timeline
 

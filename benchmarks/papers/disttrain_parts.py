@@ -32,7 +32,7 @@ from sharding.html.numbers import count_of
 from sharding.planners.layouts.layout_search import search_layouts
 from sharding.planners.layouts.placement import make_unit
 from sharding.planners.policies import rigid
-from sharding.planners.policies.auto import best_simulated
+from sharding.planners.policies.best_plan import best_simulated
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.parallelism import CollectivesName
 from sharding.plans.plan import Plan

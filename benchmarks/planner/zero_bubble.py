@@ -9,7 +9,7 @@ from configs.workloads import SyntheticData, Workload
 from mmjax.planning.cluster_files import read_cluster
 from mmjax.planning.problem import make_problem, workload_statistics
 from sharding.planners.policies import disaggregated
-from sharding.planners.policies.auto import best_simulated
+from sharding.planners.policies.best_plan import best_simulated
 
 
 def measure_zero_bubble(model: ModelConfig, data: SyntheticData) -> list[dict[str, Any]]:

@@ -12,11 +12,11 @@ from sharding.planners.policies.auto import (
     PLANNING_POLICIES,
     SPARE_PLANS,
     PolicyResult,
-    SimulatedPlan,
     is_trainable,
     run_local_search,
     why_untrainable,
 )
+from sharding.planners.policies.best_plan import SimulatedPlan
 from sharding.planners.policies.policy_comparison import AUTO
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan

@@ -6,7 +6,7 @@ Most policies make their plans by these functions.
 import dataclasses
 from collections.abc import Sequence
 
-from sharding.planners.layouts.layout_search import DisjointLayout, ModuleChoice
+from sharding.planners.layouts.disjoint_layout import DisjointLayout, ModuleChoice
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.tables.fixed_ranks import SINGLE_RANKS, FixedRanks
 from sharding.plans.parallelism import CollectivesName, Parallelism

@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 
 from sharding.planners.capacities import with_capacities
-from sharding.planners.layouts.layout_search import DisjointLayout, ModuleChoice, most_extra_in_flight
+from sharding.planners.layouts.backbone_search import most_extra_in_flight
+from sharding.planners.layouts.disjoint_layout import DisjointLayout, ModuleChoice
 from sharding.planners.layouts.placement import plan_of_layout
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan

@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sharding.costs.step_costs import StageWork
+from sharding.planners.layouts.disjoint_layout import DisjointLayout, ModuleChoice
 from sharding.planners.layouts.hop_seconds import (
     EdgeSeconds,
     hops_between,
@@ -30,7 +31,6 @@ from sharding.planners.layouts.hop_seconds import (
     rank_hop_seconds,
     ring_waits,
 )
-from sharding.planners.layouts.layout_search import DisjointLayout, ModuleChoice
 from sharding.planners.layouts.placement import unit_of_choice
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.unit_plan import UnitPlan

@@ -15,7 +15,8 @@ import numpy as np
 
 from sharding.costs.cost_model import useful_flops
 from sharding.planners.infeasible import infeasible_error
-from sharding.planners.layouts.layout_search import DisjointLayout, search_layouts, similar_layouts
+from sharding.planners.layouts.disjoint_layout import DisjointLayout
+from sharding.planners.layouts.layout_search import search_layouts, similar_layouts
 from sharding.planners.layouts.schedule_fields import scheduled_plan
 from sharding.planners.layouts.step_estimate import StepEstimate
 from sharding.planners.problem import STEP_SLACK, PlanningProblem

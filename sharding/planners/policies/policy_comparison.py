@@ -14,12 +14,11 @@ from sharding.planners.policies.auto import (
     PLANNING_POLICIES,
     PolicyResult,
     ResultCallback,
-    SimulatedPlan,
     all_results,
-    best_of_policy,
     best_result,
     run_policy,
 )
+from sharding.planners.policies.best_plan import SimulatedPlan, best_of_policy
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.work_bound import least_work_seconds
 from sharding.plans.plan import Plan

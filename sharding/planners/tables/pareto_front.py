@@ -1,6 +1,6 @@
 """Candidates that no other one beats in devices, seconds and memory.
 
-`layout_search.py` combines these fronts.
+`backbone_search.py` combines these fronts.
 """
 
 from typing import NamedTuple

@@ -6,7 +6,7 @@ from benchmarks.planner.disttrain_models import simulate_reordered
 from benchmarks.planner.speed import every_candidate
 from sharding.planners.layouts.relaxation import solve_relaxations
 from sharding.planners.policies import disaggregated
-from sharding.planners.policies.auto import best_simulated
+from sharding.planners.policies.best_plan import best_simulated
 from tests.sharding.planners.problems import MODEL, data, problem
 
 

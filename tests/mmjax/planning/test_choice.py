@@ -10,7 +10,8 @@ from configs.clusters import CLUSTERS
 from mmjax.planning.choice import explain_choice, tied_with_choice
 from mmjax.planning.report import plan_document, print_comparison
 from sharding.costs.analytic import AnalyticCostModel
-from sharding.planners.policies.auto import PolicyResult, SimulatedPlan, best_result
+from sharding.planners.policies.auto import PolicyResult, best_result
+from sharding.planners.policies.best_plan import SimulatedPlan
 from sharding.planners.policies.policy_comparison import PolicyComparison, compare_policies
 from sharding.planners.work_bound import least_work_seconds
 from sharding.plans.plan import single_device_plan

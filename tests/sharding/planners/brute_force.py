@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sharding.planners.layouts.layout_search import DisjointLayout, ModuleChoice
+from sharding.planners.layouts.disjoint_layout import DisjointLayout, ModuleChoice
 from sharding.planners.problem import PlanningProblem
 
 

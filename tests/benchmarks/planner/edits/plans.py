@@ -2,7 +2,8 @@
 
 import functools
 
-from sharding.planners.policies.auto import SimulatedPlan, run_policy
+from sharding.planners.policies.auto import run_policy
+from sharding.planners.policies.best_plan import SimulatedPlan
 from sharding.planners.problem import PlanningProblem
 from tests.sharding.planners.problems import problem
 

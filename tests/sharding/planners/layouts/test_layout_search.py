@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 
 from configs.architectures import ModelConfig
-from sharding.planners.layouts.layout_search import ModuleChoice, search_layouts, similar_layouts
+from sharding.planners.layouts.disjoint_layout import ModuleChoice
+from sharding.planners.layouts.layout_search import search_layouts, similar_layouts
 from sharding.planners.layouts.relaxation import solve_relaxations
 from tests.sharding.planners.brute_force import all_layouts, best_layout, fits, options, seconds_of
 from tests.sharding.planners.problems import BACKBONE, RANKED, TRANSFORMER, VISION, build_problem, problem, recipes

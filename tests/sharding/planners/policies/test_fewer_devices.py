@@ -1,6 +1,7 @@
 """Plans on fewer devices are those of the smaller cluster, and end where the model no longer fits."""
 
-from sharding.planners.policies.auto import best_simulated, run_policy
+from sharding.planners.policies.auto import run_policy
+from sharding.planners.policies.best_plan import best_simulated
 from sharding.planners.policies.disaggregated import plans_of_best_size
 from sharding.planners.policies.policy_comparison import SHARES, compare_policies, plans_on_fewer_devices
 from tests.sharding.planners.problems import problem

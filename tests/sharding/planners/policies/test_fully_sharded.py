@@ -9,7 +9,8 @@ import pytest
 from configs.architectures import ModelConfig
 from configs.clusters import Link
 from sharding.planners.policies import fully_sharded
-from sharding.planners.policies.auto import best_simulated, run_policy
+from sharding.planners.policies.auto import run_policy
+from sharding.planners.policies.best_plan import best_simulated
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved.resolved_plan import resolve_plan
 from sharding.plans.text.recompute_text import policy_runs
