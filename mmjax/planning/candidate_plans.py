@@ -16,11 +16,14 @@ from sharding.planners.policies.auto import (
     run_local_search,
     why_untrainable,
 )
-from sharding.planners.policies.best_plan import SimulatedPlan
+from sharding.planners.policies.best_plan import SimulatedPlan, most_economical
 from sharding.planners.policies.policy_comparison import AUTO
-from sharding.planners.problem import PlanningProblem
+from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
+
+_Candidate = tuple[str, SimulatedPlan]
+"""A policy, and a plan of it."""
 
 
 def best_candidates(
@@ -31,6 +34,7 @@ def best_candidates(
 ) -> dict[str, SimulatedPlan]:
     """Returns the plans with the shortest simulated steps that fit the memory and can be trained, shortest first.
 
+    The most economical of all (`most_economical`), which a planner chooses, is the last where it is not among them.
     A policy may propose many plans, `balanced` its partitions of several layouts; each layout is taken once. Plans are
     simulated in the order of their lower bounds, until none that is left could be among the best. Of all policies, the
     best plan with single changes (`run_local_search`) is among them too.
@@ -62,28 +66,45 @@ def best_candidates(
             f"no policy has a plan that can be trained; the plan of {name}: {why_untrainable(problem, plan)}"
         )
     bounds = [problem.least_step_seconds(plan) for _, plan in trainable]
-    best: list[tuple[str, SimulatedPlan]] = []
+    fitting: list[_Candidate] = []
     for index in sorted(range(len(trainable)), key=bounds.__getitem__):
-        if len(best) == count and bounds[index] >= best[-1][1].timeline.step:
-            break
         name, plan = trainable[index]
+        if not _may_be_among(fitting, count, bounds[index], plan.device_count):
+            continue
         timeline = problem.simulate(plan)
         if problem.memory_fraction(timeline) <= 1:
-            best.append((name, SimulatedPlan(dataclasses.replace(plan, made_for=problem.purpose), timeline)))
-            best = sorted(best, key=lambda candidate: candidate[1].timeline.step)[:count]
-    if not best:
+            fitting.append((name, SimulatedPlan(dataclasses.replace(plan, made_for=problem.purpose), timeline)))
+    if not fitting:
         raise PlanError(
             f"no plan that can be trained fits {problem.devices} devices of {problem.cluster.name}; give more devices, "
             "or devices with more memory"
         )
+    best = _best(fitting, count)
     if policy == AUTO:
-        best = sorted([*best, *_changed(problem, best)], key=lambda candidate: candidate[1].timeline.step)[:count]
+        best = _best([*fitting, *_changed(problem, best)], count)
     return dict(_numbered(best))
 
 
-def _changed(
-    problem: PlanningProblem, candidates: Sequence[tuple[str, SimulatedPlan]]
-) -> list[tuple[str, SimulatedPlan]]:
+def _best(fitting: Sequence[_Candidate], count: int) -> list[_Candidate]:
+    """The shortest of some candidates, and the most economical of all in place of the last if it is not among them."""
+    best = sorted(fitting, key=lambda candidate: candidate[1].timeline.step)[:count]
+    economical = most_economical([simulated for _, simulated in fitting])
+    if all(simulated is not economical for _, simulated in best):
+        best[-1] = next(candidate for candidate in fitting if candidate[1] is economical)
+    return best
+
+
+def _may_be_among(fitting: Sequence[_Candidate], count: int, bound: float, devices: int) -> bool:
+    """Whether a plan on so many devices, whose step is not shorter than a bound, may be one of the `_best`."""
+    if len(fitting) < count:
+        return True
+    steps = sorted(simulated.timeline.step for _, simulated in fitting)
+    economical = most_economical([simulated for _, simulated in fitting])
+    is_near = bound <= steps[0] * (1 + STEP_SLACK)
+    return bound < steps[count - 1] or (is_near and bound * devices < economical.device_seconds)
+
+
+def _changed(problem: PlanningProblem, candidates: Sequence[_Candidate]) -> list[_Candidate]:
     """The plan that single changes make of the candidates; empty if none shortens a step, or if it is one of them."""
     found = run_local_search(problem, [PolicyResult(name, simulated) for name, simulated in candidates])
     known = {_layout(simulated.plan) for _, simulated in candidates}
@@ -104,7 +125,7 @@ def _layout(plan: Plan) -> Plan:
     return dataclasses.replace(plan, units=units, made_for=None)
 
 
-def _numbered(candidates: Iterable[tuple[str, SimulatedPlan]]) -> Iterator[tuple[str, SimulatedPlan]]:
+def _numbered(candidates: Iterable[_Candidate]) -> Iterator[_Candidate]:
     """The candidates with a number behind the policy from its second on."""
     taken: dict[str, Iterator[int]] = {}
     for policy, candidate in candidates:

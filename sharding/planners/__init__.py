@@ -3,8 +3,8 @@
 - The problem: `problem.py`.
 - Policies, each a function from `PlanningProblem` to plans, and the choice between them by simulation: `policies/`.
 - What `disaggregated` searches with, in this order: `tables/` (every candidate of a module, with its recomputation
-  policy, and how replicas share the items of a microbatch), `layouts/` (lower bounds, the best integer layouts, which of
-  them are worth simulating, their devices, and what their schedules need).
+  policy, and how replicas share the items of a microbatch), `layouts/` (lower bounds, the best integer layouts, which
+  of them are worth simulating, their devices, and what their schedules need).
 - What `balanced` searches with: `chain_problem.py` (the layouts of a chain), `stages/` (its layers as arrays, exact
   partitions of them, and the recomputation of each layer).
 - What `fsdp` searches with: `capacities.py` (of rows of its own), `module_recompute.py`.

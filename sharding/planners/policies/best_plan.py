@@ -25,6 +25,11 @@ class SimulatedPlan:
     plan: Plan
     timeline: Timeline
 
+    @property
+    def device_seconds(self) -> float:
+        """Devices times the seconds of its step."""
+        return self.plan.device_count * self.timeline.step
+
 
 def no_plans(_: PlanningProblem) -> Iterable[Plan]:
     """The spare plans of a policy that has none."""
@@ -114,16 +119,13 @@ def best_simulated(
 def most_economical(simulated: Sequence[SimulatedPlan]) -> SimulatedPlan:
     """Returns, of the plans whose step is within STEP_SLACK of the shortest, the one with the fewest device-seconds."""
     longest = min(result.timeline.step for result in simulated) * (1 + STEP_SLACK)
-    return min((result for result in simulated if result.timeline.step <= longest), key=_device_seconds)
-
-
-def _device_seconds(result: SimulatedPlan) -> float:
-    return result.plan.device_count * result.timeline.step
+    near = (result for result in simulated if result.timeline.step <= longest)
+    return min(near, key=lambda result: result.device_seconds)
 
 
 def _is_no_worse(result: SimulatedPlan, step: float, device_seconds: float) -> bool:
     """Whether a plan is as short and takes as few device-seconds as these figures."""
-    return result.timeline.step <= step and _device_seconds(result) <= device_seconds
+    return result.timeline.step <= step and result.device_seconds <= device_seconds
 
 
 class _MemoryNeed(NamedTuple):

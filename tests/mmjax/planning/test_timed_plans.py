@@ -3,6 +3,8 @@
 import dataclasses
 import io
 import json
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rich.console import Console
@@ -16,17 +18,19 @@ from data.data_config import DataConfig
 from mmjax.api.timing import check_arguments
 from mmjax.commands.plan import COMMAND
 from mmjax.planning.automatic import cluster_of_devices, remark_on_devices
-from mmjax.planning.candidate_plans import _changed, best_candidates
+from mmjax.planning.candidate_plans import _best, _changed, _may_be_among, best_candidates
 from mmjax.planning.timed_plans import COLUMNS, TimedPlan, TimedPlans, print_timed_plans
 from mmjax.training.config import TrainConfig
 from mmjax.training.profiling.step_times import StepTimes
 from sharding.costs.published_errors import StepRange
 from sharding.planners.policies.auto import LOCAL_SEARCH, PLANNING_POLICIES, SPARE_PLANS, is_trainable
+from sharding.planners.policies.best_plan import SimulatedPlan, most_economical
 from sharding.planners.problem import STEP_SLACK
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_plan import UnitPlan
+from sharding.simulation.timeline import Timeline
 from tests.sharding.planners.problems import problem
 from tests.small_vqa import SmallVQA
 from tests.tiny_model import BACKBONE, VISION
@@ -124,7 +128,7 @@ def test_without_a_plan_that_runs_none_is_chosen():
 def test_candidates_are_the_shortest_of_all_that_the_policies_propose(policy, count):
     planning_problem = problem(devices=8)
     policies = tuple(PLANNING_POLICIES) if policy == "auto" else (policy,)
-    steps = set()
+    steps, fitting = set(), []
     for name in policies:
         for plan in (
             *PLANNING_POLICIES[name](planning_problem),
@@ -133,12 +137,31 @@ def test_candidates_are_the_shortest_of_all_that_the_policies_propose(policy, co
             timeline = planning_problem.simulate(plan)
             if is_trainable(planning_problem, plan) and planning_problem.memory_fraction(timeline) <= 1:
                 steps.add(timeline.step)
+                fitting.append(SimulatedPlan(plan, timeline))
     candidates = best_candidates(planning_problem, count, policy)
     proposed = [candidate.timeline.step for name, candidate in candidates.items() if name != LOCAL_SEARCH]
-    assert proposed == pytest.approx(sorted(steps)[: len(proposed)], rel=1e-12)
+    economical = most_economical(fitting)
+    expected = sorted(steps)[: len(proposed)]
+    if LOCAL_SEARCH not in candidates and all(step < economical.timeline.step for step in expected):
+        expected[-1] = economical.timeline.step
+    assert proposed == pytest.approx(expected, rel=1e-12)
     assert len(candidates) == min(count, len(steps) + (LOCAL_SEARCH in candidates))
     assert all(candidate.plan.made_for == planning_problem.purpose for candidate in candidates.values())
     assert all(name.partition(" ")[0] in (*policies, LOCAL_SEARCH) for name in candidates)
+
+
+def test_the_plan_that_a_planner_chooses_is_the_last_candidate_where_it_is_not_among_the_shortest():
+    def candidate(devices, step):
+        plan = Plan((UnitPlan("all", ("backbone",), tuple(range(devices)), parallelism=Parallelism(dp=devices)),))
+        return f"{devices} devices", SimulatedPlan(plan, cast(Timeline, SimpleNamespace(step=step)))
+
+    near, far = 1 + STEP_SLACK / 2, 1 + 2 * STEP_SLACK
+    fitting = [candidate(8, 1.0), candidate(7, 1.001), candidate(4, near), candidate(2, far)]
+    assert [name for name, _ in _best(fitting, 2)] == ["8 devices", "4 devices"]
+    assert [name for name, _ in _best(fitting, 1)] == ["4 devices"]
+    assert [name for name, _ in _best(fitting, 3)] == ["8 devices", "7 devices", "4 devices"]
+    assert _may_be_among(fitting[:2], 1, near, 4) and not _may_be_among(fitting[:2], 1, near, 8)
+    assert not _may_be_among(fitting[:2], 1, far, 2) and _may_be_among(fitting[:2], 3, far, 2)
 
 
 def test_the_best_candidate_with_changes_is_a_candidate_too():
