@@ -56,14 +56,19 @@ def print_table(table: Table, console: Console, keys: int = 1) -> None:
 
 def _parts(table: Table, console: Console, keys: int) -> Iterator[Table]:
     """Tables of the first columns and as many others, in order, as fit beside them."""
-    shared, title = table.columns[:keys], str(table.title)
-    taken: list[Column] = []
-    for column in table.columns[keys:]:
-        if taken and _is_too_wide(_with_columns(table, title, (*shared, *taken, column)), console):
-            yield _with_columns(table, title, (*shared, *taken))
-            taken, title = [], f"{table.title} (continued)"
+    columns, title = table.columns, str(table.title)
+    alone = [_least_width(_with_columns(table, title, (column,)), console) for column in columns]
+    # Every column beside others makes a table wider by as much, less than alone by what it shares with them.
+    shared = sum(alone[:2]) - _least_width(_with_columns(table, title, columns[:2]), console)
+    key_width = sum(alone[:keys]) - shared * (keys - 1)
+    taken, width = list[Column](), key_width
+    for column, own_width in zip(columns[keys:], alone[keys:], strict=True):
+        if taken and width + own_width - shared > console.width:
+            yield _with_columns(table, title, (*columns[:keys], *taken))
+            taken, width, title = [], key_width, f"{table.title} (continued)"
         taken.append(column)
-    yield _with_columns(table, title, (*shared, *taken))
+        width += own_width - shared
+    yield _with_columns(table, title, (*columns[:keys], *taken))
 
 
 def _with_columns(table: Table, title: str, columns: Sequence[Column]) -> Table:

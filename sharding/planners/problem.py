@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from jaxtyping import Int
@@ -144,7 +144,7 @@ class PlanningProblem:
     def with_devices(self, devices: int) -> "PlanningProblem":
         """The same problem on another number of devices; shares what does not depend on it."""
         other = dataclasses.replace(self, devices=devices)
-        for name in ("module_tables", "sampled_rows", "sampled_costs", "_mean_costs"):
+        for name in ("module_tables", "sampled_rows", "sampled_costs", "_mean_costs", "kept_by_estimates"):
             other.__dict__[name] = getattr(self, name)
         return other
 
@@ -216,6 +216,11 @@ class PlanningProblem:
             )
             for module in self.graph.modules
         }
+
+    @functools.cached_property
+    def kept_by_estimates(self) -> dict[bool, Any]:
+        """What `StepEstimate` keeps, by `rendezvous`; it is the same on any number of devices."""
+        return {}
 
     @functools.cached_property
     def sharing(self) -> Mapping[str, ReplicaSharing]:

@@ -16,6 +16,7 @@ Where hops occupy the devices at both ends, their seconds count in `work` and `p
 every microbatch. Ranks with chunks also wait for each other (`ring_waits`).
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -82,8 +83,27 @@ class _RankSeconds(NamedTuple):
     path: Float[np.ndarray, " 2"]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Known:
+    """What estimates have in common, on any number of devices.
+
+    Attributes:
+        units: Choices as units.
+        modules: Seconds of choices, by the microbatches of a step.
+        ranks: The same where hops occupy both ends.
+        edges: Hops between units.
+    """
+
+    units: dict[tuple[str, ModuleChoice], UnitPlan] = dataclasses.field(default_factory=dict)
+    modules: dict[tuple[str, ModuleChoice, int], _ModuleSeconds] = dataclasses.field(default_factory=dict)
+    ranks: dict[tuple[str, ModuleChoice, int], _RankSeconds] = dataclasses.field(default_factory=dict)
+    edges: dict[tuple, EdgeSeconds] = dataclasses.field(default_factory=dict)
+
+
 class StepEstimate:
-    """Estimates the steps of layouts of one problem; the seconds of a choice of a module are computed once.
+    """Estimates the steps of layouts of one problem.
+
+    The seconds of a choice of a module are computed once for all numbers of devices (`with_devices`).
 
     Args:
         problem: The problem.
@@ -91,10 +111,7 @@ class StepEstimate:
 
     def __init__(self, problem: PlanningProblem) -> None:
         self._problem = problem
-        self._units: dict[tuple[str, ModuleChoice], UnitPlan] = {}
-        self._modules: dict[tuple[str, ModuleChoice, int], _ModuleSeconds] = {}
-        self._ranks: dict[tuple[str, ModuleChoice, int], _RankSeconds] = {}
-        self._edges: dict[tuple, EdgeSeconds] = {}
+        self._known: _Known = problem.kept_by_estimates.setdefault(problem.rendezvous, _Known())
 
     def seconds(self, layout: DisjointLayout) -> float:
         """The estimate of a layout's step."""
@@ -156,20 +173,20 @@ class StepEstimate:
         raise KeyError(bottleneck)
 
     def _unit(self, name: str, choice: ModuleChoice) -> UnitPlan:
-        if (name, choice) not in self._units:
-            self._units[name, choice] = unit_of_choice(self._problem, name, choice)
-        return self._units[name, choice]
+        if (name, choice) not in self._known.units:
+            self._known.units[name, choice] = unit_of_choice(self._problem, name, choice)
+        return self._known.units[name, choice]
 
     def _module(self, name: str, choice: ModuleChoice, microbatches: int) -> _ModuleSeconds:
         key = (name, choice, microbatches)
-        if key not in self._modules:
+        if key not in self._known.modules:
             unit = self._unit(name, choice)
             stages = self._problem.unit_work(unit, microbatches)
             ranks = [stages[rank :: unit.pp] for rank in range(unit.pp)]
             work = [float(np.max(sum(stage.work for stage in rank))) for rank in ranks]
             slowest = int(np.argmax(work))
             over_replicas = np.max if unit.phase_rows else np.mean  # an exchange waits for the slowest replica
-            self._modules[key] = _ModuleSeconds(
+            self._known.modules[key] = _ModuleSeconds(
                 slowest_rank=work[slowest],
                 by_microbatch=np.asarray(sum(stage.slowest for stage in ranks[slowest])),
                 pp=unit.pp,
@@ -181,8 +198,8 @@ class StepEstimate:
                 update=max(sum(stage.update for stage in rank) for rank in ranks),
             )
             if self._problem.rendezvous:
-                self._ranks[key] = self._rank_seconds(unit, stages, microbatches)
-        return self._modules[key]
+                self._known.ranks[key] = self._rank_seconds(unit, stages, microbatches)
+        return self._known.modules[key]
 
     def _rank_seconds(self, unit: UnitPlan, stages: Sequence[StageWork], microbatches: int) -> _RankSeconds:
         hops = hops_within(unit, microbatches, self._problem.sampled_costs)
@@ -202,7 +219,7 @@ class StepEstimate:
     def _with_hops(self, modules: dict[str, _ModuleSeconds], layout: DisjointLayout) -> dict[str, _ModuleSeconds]:
         """The modules, with the seconds of hops that occupy their devices."""
         microbatches = layout.microbatches
-        ranks = {name: self._ranks[name, choice, microbatches] for name, choice in layout.choices.items()}
+        ranks = {name: self._known.ranks[name, choice, microbatches] for name, choice in layout.choices.items()}
         ends = {name: np.zeros((2, microbatches)) for name in modules}  # on the first rank, and on the last
         path = {name: module.path for name, module in ranks.items()}
         for source, target in self._problem.graph.edges:
@@ -231,10 +248,10 @@ class StepEstimate:
             (unit.name, unit.parallelism, len(unit.stage_devices(0)), unit.phase_rows) for unit in (source, target)
         )
         key = (*sizes, microbatches)
-        if key not in self._edges:
+        if key not in self._known.edges:
             edge = hops_between(source, target, microbatches, self._problem.sampled_costs)
-            self._edges[key] = edge if has_gradients else edge._replace(backward=np.zeros(microbatches))
-        return self._edges[key]
+            self._known.edges[key] = edge if has_gradients else edge._replace(backward=np.zeros(microbatches))
+        return self._known.edges[key]
 
 
 def _stalls(modules: dict[str, _ModuleSeconds], window: int) -> float:

@@ -84,8 +84,8 @@ def plans(problem: PlanningProblem, known_step: float = math.inf) -> list[Plan]:
     for tried, candidate in enumerate(search.candidates()):
         if not tried and candidate.seconds > known_step * (1 + STEP_SLACK):
             raise PlanError(
-                f"its step takes at least about {candidate.seconds:.3g} s, longer than another policy's "
-                f"{known_step:.3g} s; --policy=colocated searches on"
+                f"by estimates and lower bounds no step is as short as another policy's, {known_step:.3g} s; "
+                "--policy=colocated searches on"
             )
         shortest = min((layout.simulated.step for layout in fitting), default=math.inf)
         is_long = candidate.seconds > min(shortest, known_step) * (1 + STEP_SLACK)
@@ -163,15 +163,17 @@ class _ColocatedSearch:
         of layouts that would come next.
         """
         chosen = {}
-        few, many = ShortestLayouts(_BOUNDED), ShortestLayouts(_BOUNDED)
+        few, many, has_few = ShortestLayouts(_BOUNDED), ShortestLayouts(_BOUNDED), False  # ops
         for number, layout in enumerate(self._layouts):
             # No estimate is shorter than the step of the backbone alone.
-            if few.are_shorter_than(layout.alone):
+            is_far = layout.alone > self._known_step * (1 + STEP_SLACK)
+            if few.are_shorter_than(layout.alone) or (is_far and has_few):
                 break
             if replicated := self._chosen(layout):
                 chosen[layout] = replicated
-                shortest = few if _op_count(layout, replicated, {}) <= _MOST_OPS else many
-                shortest.add(_estimate(layout, replicated), number, layout)
+                is_small = _op_count(layout, replicated, {}) <= _MOST_OPS
+                has_few |= is_small
+                (few if is_small else many).add(_estimate(layout, replicated), number, layout)
         estimated = few.shortest() or many.shortest()
         waiting = [(seconds, number, False) for number, (seconds, _) in enumerate(estimated)]
         heapq.heapify(waiting)

@@ -42,16 +42,20 @@ ROOMY = 2
 
 def plans(problem: PlanningProblem) -> list[Plan]:
     """Returns the best layouts by the estimate, among the best by DistTrain's objective."""
-    return _best_plans(problem, _COUNT)
+    return _best_plans(problem, _COUNT, problem.chunk_choices)
 
 
 def plans_of_best_size(problem: PlanningProblem) -> list[Plan]:
-    """Returns the plans of the best size of the backbone alone, in a fraction of the time of `plans`."""
-    return _best_plans(problem, 1)
+    """Returns the plans of the best size of the backbone alone, in a fraction of the time of `plans`.
+
+    Where hops occupy both ends, it has the fewest chunks, as more of them hardly ever gain anything there.
+    """
+    choices = sorted(problem.chunk_choices)
+    return _best_plans(problem, 1, choices[:1] if problem.rendezvous else choices)
 
 
-def _best_plans(problem: PlanningProblem, count: int) -> list[Plan]:
-    plans = _plans_within(problem, count, {})
+def _best_plans(problem: PlanningProblem, count: int, chunk_choices: Sequence[int]) -> list[Plan]:
+    plans = _plans_within(problem, count, {}, chunk_choices)
     if not plans:
         raise infeasible_error(problem, _fits)
     return plans
@@ -61,12 +65,12 @@ def spare_plans(problem: PlanningProblem) -> Iterator[Plan]:
     """Plans of layouts that leave memory free, for rows that need more of it than the mean rows of the tables."""
     for share in _LESS_MEMORY:
         cluster = dataclasses.replace(problem.cluster, memory=share * problem.cluster.memory)
-        yield from _plans_within(dataclasses.replace(problem, cluster=cluster), _COUNT, {})
+        yield from _plans_within(dataclasses.replace(problem, cluster=cluster), _COUNT, {}, problem.chunk_choices)
 
 
 def _fits(problem: PlanningProblem) -> bool:
     """Whether any plan fits when it is simulated."""
-    plans = itertools.chain(_plans_within(problem, _COUNT, {}), spare_plans(problem))
+    plans = itertools.chain(_plans_within(problem, _COUNT, {}, problem.chunk_choices), spare_plans(problem))
     return any(problem.memory_fraction(problem.simulate(plan)) <= 1 for plan in plans)
 
 
@@ -74,7 +78,7 @@ def flops_proportional_plans(problem: PlanningProblem) -> list[Plan]:
     """The best layouts in which no module has more devices than its share of the FLOPs."""
     shares = flops_shares(problem)
     max_devices = {name: max(1, int(share * problem.devices)) for name, share in shares.items()}
-    plans = _plans_within(problem, _COUNT_BY_FLOPS, max_devices)
+    plans = _plans_within(problem, _COUNT_BY_FLOPS, max_devices, problem.chunk_choices)
     if not plans:
         if not search_layouts(problem):
             raise infeasible_error(problem, _fits)
@@ -83,7 +87,9 @@ def flops_proportional_plans(problem: PlanningProblem) -> list[Plan]:
     return plans
 
 
-def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str, int]) -> list[Plan]:
+def _plans_within(
+    problem: PlanningProblem, count: int, max_devices: Mapping[str, int], chunk_choices: Sequence[int]
+) -> list[Plan]:
     """Plans worth simulating, on at most so many devices of each module; none if nothing fits.
 
     The best sizes of the backbone are searched twice: with memory for more microbatches in flight than the schedule
@@ -99,7 +105,7 @@ def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str
     half = -(-count // 2)
     by_chunks: list[list[DisjointLayout]] = []  # by chunks, ascending
     table = problem.module_tables[problem.graph.backbone.name]
-    choices: list[int] = sorted(set(problem.chunk_choices) & set(table.chunks.tolist()))
+    choices: list[int] = sorted(set(chunk_choices) & set(table.chunks.tolist()))
     while choices:
         chunks = choices.pop(0)
         has_several = chunks == 1 or (chunks == 2 and not problem.rendezvous)
@@ -152,9 +158,9 @@ def _useful_chunks(
     """
     fill, worthwhile = estimate.chunk_gain(fastest[-1]), _WORTHWHILE * estimate.seconds(fastest[-1])
     useful = [more for more in choices if fill * (1 - chunks / more) >= worthwhile]
-    if problem.rendezvous and len(fastest) > 1:
+    if problem.rendezvous and len(fastest) > 1:  # where estimates of chunks are too short, if they are wrong
         before, latest = map(estimate.seconds, fastest[-2:])
-        if latest > before * (1 + _UNSURE):
+        if latest > before * (1 - _WORTHWHILE):
             return []
     if useful and len(fastest) > 1:
         before, latest = (problem.simulate(scheduled_plan(problem, layout)).step for layout in fastest[-2:])

@@ -128,4 +128,4 @@ def test_nothing_is_simulated_where_another_policy_is_far_shorter(monkeypatch):
     assert simulated
     simulated.clear()
     last = run_policy(case, "colocated", whole.timeline.step / 4)
-    assert not simulated and "longer than another policy's" in last.reason
+    assert not simulated and "no step is as short as another policy's" in last.reason
