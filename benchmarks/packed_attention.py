@@ -13,7 +13,9 @@ from mmjax import cli
 
 HEADS, KEY_HEADS, WIDTH = 8, 2, 64
 CASES = (
+    ("float32", 64, 64),
     ("float32", 128, 128),
+    ("float32", 128, 32),
     ("float32", 256, 256),
     ("float32", 256, 64),
     ("float32", 512, 512),

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Int
 from pallas_kernels.packed_attention.block_pairs import default_block_size, find_block_pairs
 from pallas_kernels.packed_attention.token_ids import TokenIds, visibility
 
-MAX_DENSE_PAIRS = 256 * 256
+MAX_DENSE_PAIRS = 128 * 128
 """Queries times keys of a row up to which attention is dense: blocks gain little there, and take longer to compile."""
 
 

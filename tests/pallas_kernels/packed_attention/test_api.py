@@ -146,24 +146,24 @@ def traced_implementation(length: int, **options) -> str:
 
 
 def test_short_rows_are_dense_and_others_blocked_by_default():
-    assert traced_implementation(256) == "dense" and traced_implementation(257) == "blocked"
+    assert traced_implementation(128) == "dense" and traced_implementation(129) == "blocked"
     assert (
-        traced_implementation(257, implementation="dense") == "dense"
-        and traced_implementation(256, implementation="blocked") == "blocked"
+        traced_implementation(129, implementation="dense") == "dense"
+        and traced_implementation(128, implementation="blocked") == "blocked"
     )
     with use_attention_implementation("dense"):
         assert (
-            traced_implementation(257) == "dense" and traced_implementation(257, implementation="blocked") == "blocked"
+            traced_implementation(129) == "dense" and traced_implementation(129, implementation="blocked") == "blocked"
         )
-    assert traced_implementation(257) == "blocked"
+    assert traced_implementation(129) == "blocked"
 
 
 def test_a_gpu_where_cudnn_refuses_falls_back_and_logs_the_reason_once(monkeypatch, caplog):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     warn_once.cache_clear()
     for _ in range(2):
-        assert traced_implementation(257) == "blocked"
-    assert traced_implementation(256) == "dense"
+        assert traced_implementation(129) == "blocked"
+    assert traced_implementation(128) == "dense"
     assert caplog.messages == [
         f"packed attention is {taken} on this GPU, because cudnn: takes bfloat16 and float16, not float32"
         for taken in ("blocked", "dense")
