@@ -144,7 +144,8 @@ def make_mistakes() -> None:
 
 def train_and_resume() -> None:
     """Ctrl-C saves, the command that is printed resumes, and a finished run stays as it is."""
-    arguments = ["train", "--gin_file=tiny.gin", "--steps=30", "--workdir=run", "--gin.TrainConfig.log_interval=1"]
+    arguments = ["train", "--gin_file=examples/shapes.gin", "--steps=30", "--workdir=run"]
+    arguments.append("--gin.TrainConfig.log_interval=1")
     command = [sys.executable, "-m", "mmjax", *arguments]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=QUICK_ENVIRONMENT
