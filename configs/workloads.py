@@ -105,16 +105,24 @@ class SyntheticData:
         row_tokens: Backbone tokens of a row.
         kinds: Kinds of samples and their shares.
         one_document: Whether the samples of a row are one document, so that attention spans all of them.
+        isf_threshold: Backbone tokens from which the grouping `isf` accepts a row, OmniBal's Q'; 0 for the share that
+            `DataConfig.isf_thresholds` describes.
     """
 
     row_tokens: int
     kinds: tuple[tuple[SampleKind, float], ...]
     one_document: bool = False
+    isf_threshold: int = 0
 
     def __post_init__(self) -> None:
         require_types(self)
         if self.row_tokens < 1 or not self.kinds or min(share for _, share in self.kinds) <= 0:
             raise ValueError("SyntheticData needs row_tokens of at least 1 and kinds with positive shares")
+        if not 0 <= self.isf_threshold <= self.row_tokens:
+            raise ValueError(
+                f"SyntheticData.isf_threshold accepts rows from {self.isf_threshold} tokens, and a row holds "
+                f"{self.row_tokens}; give 1 to {self.row_tokens}, or 0 for the default"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

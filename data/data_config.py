@@ -28,6 +28,9 @@ GroupingPolicyName = Literal["first_fit", "isf", "random", "sorted", "device_gro
 
 OversizedAction = Literal["skip", "error"]
 
+IsfThresholds = tuple[tuple[str, int], ...]
+"""(quantity, units) pairs (`DataConfig.isf_thresholds`)."""
+
 QuadraticCostWeights = tuple[tuple[str, float], ...]
 """(encoder field, weight) pairs (`DataConfig.quadratic_cost_weights`)."""
 
@@ -101,6 +104,9 @@ class DataConfig:
             the data set, each in proportion to its number of samples.
         seed: Seed of the order of the samples.
         grouping: Policy that decides which samples share a row (`GroupingPolicyName`).
+        isf_thresholds: (quantity, units) pairs: Q' of the grouping `isf`, which accepts a row that holds so many units
+            of any quantity (`RowCapacity.names`). OmniBal's are 128 below the capacity in tokens, and the whole
+            capacity of patches. A quantity without one has 95% of its capacity.
         window: Samples of the stream that are grouped at a time: more of them where these do not fill four steps, fewer
             where the data set has fewer.
         language_weight: Weight of the language loss in the total loss.
@@ -125,6 +131,7 @@ class DataConfig:
     mixture: tuple[tuple[str, float], ...] = ()
     seed: int = 0
     grouping: str = "first_fit"
+    isf_thresholds: IsfThresholds = ()
     window: int = 1024
     language_weight: float = 1.0
     generator_weight: float = 1.0
@@ -158,6 +165,28 @@ class DataConfig:
             raise DataError(f"DataConfig.capacities names {', '.join(repeated)}, which has a capacity; give each once")
         self._check_quadratic_cost_weights()
         _ = self.capacity  # checks itself
+        self._check_isf_thresholds()
+
+    def _check_isf_thresholds(self) -> None:
+        units, named = self.capacity.units, [name for name, _ in self.isf_thresholds]
+        if repeated := sorted({name for name in named if named.count(name) > 1}):
+            raise DataError(
+                f"DataConfig.isf_thresholds is {self.isf_thresholds}; it names {', '.join(repeated)} more than once; "
+                "give each quantity once"
+            )
+        for name, threshold in self.isf_thresholds:
+            given = f"DataConfig.isf_thresholds accepts rows from {threshold} {name}"
+            if name not in units:
+                raise DataError(f"{given}, which are no quantity of a row; choose from {', '.join(units)}")
+            if not units[name]:
+                raise DataError(
+                    f"{given}, of which a row holds none; leave {name} out, or raise {capacity_setting(name)}"
+                )
+            if not 1 <= threshold <= units[name]:
+                raise DataError(
+                    f"{given}, and a row holds {units[name]} at most; give 1 to {units[name]}, or raise "
+                    f"{capacity_setting(name)}"
+                )
 
     def _check_quadratic_cost_weights(self) -> None:
         weighted = [field for field, _ in self.quadratic_cost_weights]

@@ -97,7 +97,11 @@ def fill_and_evenness(samples: RowSamples, rows: int, policy: str) -> tuple[floa
     """Fill of the rows in the quantity of which they hold most, and the fullest row of a step over the mean one."""
     modalities = samples.sizes.shape[1]
     settings = GroupingSettings(
-        tuple(map(str, range(modalities))), (1.0,) * modalities, rows, DataConfig().window, seed=0
+        modalities=tuple(map(str, range(modalities))),
+        flops_per_unit=(1.0,) * modalities,
+        rows=rows,
+        window=DataConfig().window,
+        seed=0,
     )
     sums = packed_groups(policy, samples.sizes, samples.limits, settings).sums(samples.sizes)
     tokens = sums[:, 0].reshape(-1, rows)

@@ -15,6 +15,7 @@ def step_fingerprint(config: DataConfig, sample_index: SampleIndex, purpose: str
     return {
         "order": purpose,
         **{name: getattr(config, name) for name in ("seed", "rows", "window", "grouping")},
+        "isf_thresholds": dict(config.isf_thresholds),
         "mixture": [list(share) for share in config.shares(sample_index.counts).items()],
         **config.capacity.units,
         "samples": config.samples,

@@ -22,7 +22,12 @@ from data.packing.batch_loader import BatchLoader
 from data.packing.batch_requirements import WHOLE_BATCHES, BatchRequirements
 from data.packing.fingerprint import step_fingerprint
 from data.packing.global_batch import GlobalBatch, capacity_for_model
-from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
+from data.packing.grouping.grouping_policies import (
+    GROUPING_POLICIES,
+    isf_thresholds,
+    limited_quantities,
+    row_limits,
+)
 from data.packing.rows.capacity_check import require_fitting_sample
 from data.packing.rows.endless_order import endless_order
 from data.packing.rows.refusals import RefusalLog
@@ -171,7 +176,8 @@ def _make_pipeline(
     order_rows: OrderRows | None,
 ) -> BatchPipeline:
     capacity = capacity_for_model(config.capacity, sample_index.sample_format)
-    policy = GROUPING_POLICIES[config.grouping]
+    policy, limits = GROUPING_POLICIES[config.grouping], row_limits(capacity)
+    thresholds = isf_thresholds(limited_quantities(capacity), limits, dict(config.isf_thresholds))
     samples = sum(sample_index.counts[kind] for kind in config.shares(sample_index.counts))
     planner = RowPlanner(
         sample_stream=sample_stream,
@@ -180,7 +186,7 @@ def _make_pipeline(
         rows_per_step=config.rows,
         window_size=min(config.window, samples),  # a larger one would only mix more repetitions of samples
         epoch_length=samples,
-        group_samples=policy.make_algorithm(row_limits(capacity), config.rows),
+        group_samples=policy.make_algorithm(limits, thresholds, config.rows),
         form_steps=policy.form_steps,
         seed=config.seed,
         strict=config.oversized == "error",

@@ -15,7 +15,14 @@ from data.packing.grouping.comparison import (
     values_by_modality,
 )
 from data.packing.grouping.grouping_policies import ISF_THRESHOLD
-from data.packing.grouping.isf import SLACK, published_isf_capacity, search_isf_capacity
+from data.packing.grouping.isf import (
+    SLACK,
+    IsfCapacity,
+    evaluate_isf_capacity,
+    published_isf_capacity,
+    search_isf_capacity,
+)
+from data.report.gin_lines import data_config_lines
 
 ROW_SIZE_MULTIPLES = (1, 2, 4)
 """Multiples of the configured tokens for which row capacities are suggested."""
@@ -29,23 +36,33 @@ _SEARCHED_POLICIES: tuple[str, ...] = ("first_fit", "isf")  # others need a numb
 _SAMPLES_STEP = 4
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SuggestedIsfCapacity:
     """Q and Q' for iterative sampling and filtering.
 
     Attributes:
         capacity: Q, by modality.
         threshold: Q', by modality.
-        samples_per_group: Average number of samples of a group; None where no groups were evaluated.
-        padding_share: Share of Q that groups leave empty, by modality; empty where no groups were evaluated.
+        samples_per_group: Average number of samples of a group.
+        max_samples: Samples that a row holds: at least as many as the largest group has.
+        padding_share: Share of Q that groups leave empty, by modality.
         oversized: Share of the samples that exceed Q.
     """
 
     capacity: Mapping[str, float]
     threshold: Mapping[str, float]
-    samples_per_group: float | None
+    samples_per_group: float
+    max_samples: int
     padding_share: Mapping[str, float]
     oversized: float
+
+    @property
+    def gin(self) -> tuple[str, ...]:
+        """Q, Q' and the grouping as lines of a gin file."""
+        thresholds = tuple((name, int(units)) for name, units in self.threshold.items())
+        return data_config_lines(
+            {**self.capacity, "samples": self.max_samples}, grouping="isf", isf_thresholds=thresholds
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,21 +87,20 @@ class SuggestedRowCapacity:
 
 
 def suggest_published_isf_capacity(
-    sizes: Float[np.ndarray, "n k"], modalities: Sequence[str]
+    sizes: Float[np.ndarray, "n k"], modalities: Sequence[str], multiples: Sequence[int], seed: int
 ) -> SuggestedIsfCapacity | None:
     """Q from the longest sample and the proportions of the data (`published_isf_capacity`).
 
-    The first modality is the reference. Q' is lower by the paper's 128 units, or by less where 128 would be a large
-    share of Q. None if no sample has reference units.
+    The first modality is the reference. Q of the others are whole multiples, as the paper's are whole images. Q' is
+    lower by the paper's 128 units, or by less where 128 would be a large share of Q. None if no sample has reference
+    units.
     """
     if not sizes[:, 0].any():
         return None
-    longest = float(sizes[:, 0].max())
-    capacity, threshold = published_isf_capacity(sizes, 0, slack=_slack(longest))
-    oversized = float((sizes > capacity).any(axis=1).mean())
-    return SuggestedIsfCapacity(
-        values_by_modality(modalities, capacity), values_by_modality(modalities, threshold), None, {}, oversized
-    )
+    units = np.array([1, *multiples[1:]], float)
+    capacity, threshold = published_isf_capacity(sizes / units, 0, slack=_slack(float(sizes[:, 0].max())))
+    result = evaluate_isf_capacity(sizes, capacity * units, threshold * units, np.random.default_rng(seed))
+    return _suggested(modalities, result)
 
 
 def suggest_searched_isf_capacity(
@@ -103,11 +119,19 @@ def suggest_searched_isf_capacity(
         except DataError as error:
             reason = reason or str(error)
             continue
-        capacity, threshold, padding_share = (
-            values_by_modality(modalities, values) for values in (best.capacity, best.threshold, best.padding_share)
-        )
-        return SuggestedIsfCapacity(capacity, threshold, best.samples, padding_share, best.oversized)
+        return _suggested(modalities, best)
     return reason
+
+
+def _suggested(modalities: Sequence[str], result: IsfCapacity) -> SuggestedIsfCapacity:
+    return SuggestedIsfCapacity(
+        capacity=values_by_modality(modalities, result.capacity),
+        threshold=values_by_modality(modalities, result.threshold),
+        samples_per_group=result.samples,
+        max_samples=_rounded_samples(result.max_samples),
+        padding_share=values_by_modality(modalities, result.padding_share),
+        oversized=result.oversized,
+    )
 
 
 def suggest_row_capacity(
@@ -162,7 +186,7 @@ def suggest_row_capacity(
     if best.wasted_flops_share is None:
         return None
     named = {name: int(value) for name, value in zip(settings.modalities, capacity, strict=True)}
-    named["samples"] = -(-best.max_samples // _SAMPLES_STEP) * _SAMPLES_STEP
+    named["samples"] = _rounded_samples(best.max_samples)
     return SuggestedRowCapacity(
         capacity=named,
         samples_per_row=best.samples_per_row,
@@ -171,6 +195,11 @@ def suggest_row_capacity(
         dist_ratio=best.dist_ratio,
         oversized=1 - len(fitting) / len(sizes),
     )
+
+
+def _rounded_samples(samples: int) -> int:
+    """A capacity in samples, at least as many and at least 1."""
+    return max(1, -(-samples // _SAMPLES_STEP)) * _SAMPLES_STEP
 
 
 def _slack(tokens: float) -> float:

@@ -6,7 +6,6 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.common.tables import print_table, report_table
-from data.report.capacity_advice import SuggestedIsfCapacity
 from data.report.description import DatasetDescription
 from data.report.length_distribution import PERCENTILES
 from data.report.plain_words import in_words
@@ -57,6 +56,9 @@ def print_description(description: DatasetDescription, console: Console) -> None
     print_table(_isf_table(description), console)
     if isinstance(description.searched_isf, str):
         console.print(f"By search: {description.searched_isf}\n", soft_wrap=True, markup=False)
+    for found, suggestion in description.isf_suggestions.items():
+        console.print(f"# To paste: Q and Q' of the grouping isf, by {found}")
+        console.print("\n".join((*suggestion.gin, "")), soft_wrap=True, markup=False)
     print_table(_row_capacity_table(description), console)
     if description.remark:
         console.print(f"{description.remark}\n", soft_wrap=True)
@@ -145,21 +147,16 @@ def _packed_remark(description: DatasetDescription) -> str:
 
 
 def _isf_table(description: DatasetDescription) -> Table:
-    suggestions: list[tuple[str, SuggestedIsfCapacity]] = []
-    if description.published_isf:
-        suggestions.append(("longest sample, mean proportions", description.published_isf))
-    if isinstance(description.searched_isf, SuggestedIsfCapacity):
-        suggestions.append(("by search", description.searched_isf))
-    modalities = list(suggestions[0][1].capacity) if suggestions else []
+    suggestions = description.isf_suggestions
+    modalities = list(next(iter(suggestions.values())).capacity) if suggestions else []
     sizes = [f"{quantity} {name}" for quantity in ("Q", "Q'") for name in modalities]
-    columns = ("suggested", *sizes, "samples a group", "too large")
+    columns = ("suggested by", *sizes, "samples a group", "too large")
     table = report_table("Q and Q' for iterative sampling and filtering (OmniBal)", *columns)
-    for label, suggestion in suggestions:
+    for found, suggestion in suggestions.items():
         values = [
             f"{quantity[name]:,.0f}" for quantity in (suggestion.capacity, suggestion.threshold) for name in modalities
         ]
-        samples = "" if suggestion.samples_per_group is None else f"{suggestion.samples_per_group:.2f}"
-        table.add_row(label, *values, samples, f"{suggestion.oversized:.2%}")
+        table.add_row(found, *values, f"{suggestion.samples_per_group:.2f}", f"{suggestion.oversized:.2%}")
     return table
 
 

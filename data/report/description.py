@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int
 
-from data.data_config import DataConfig, RowCapacity
+from data.data_config import DataConfig, IsfThresholds, RowCapacity
 from data.packing.grouping.comparison import (
     GroupingResult,
     GroupingSettings,
@@ -29,6 +29,7 @@ from data.report.capacity_advice import (
 )
 from data.report.dataset_statistics import DatasetStatistics
 from data.report.examples import SampleExample
+from data.report.gin_lines import data_config_lines
 from data.report.length_distribution import LengthDistribution, length_distribution
 from data.report.phase_advice import SuggestedPhaseCapacities, suggest_phase_capacities
 from sharding.balancing.buckets import Buckets, choose_buckets
@@ -90,6 +91,7 @@ class DatasetDescription:
         flops_per_unit: FLOPs of a unit of each modality in a forward pass, without attention.
         capacity: Capacity of a row, as configured.
         grouping: Grouping policy, as configured.
+        isf_thresholds: Q' of the grouping `isf`, as configured.
         grouping_results: Results of the padded baselines and of all policies, for the configured rows.
         published_isf: Q and Q' as OmniBal derives them; None without tokens.
         searched_isf: Q and Q' found by search, for groups of as many samples as configured rows; or why there are
@@ -112,6 +114,7 @@ class DatasetDescription:
     flops_per_unit: Mapping[str, float]
     capacity: Mapping[str, int]
     grouping: str
+    isf_thresholds: IsfThresholds
     grouping_results: tuple[GroupingResult, ...]
     published_isf: SuggestedIsfCapacity | None
     searched_isf: SuggestedIsfCapacity | str
@@ -152,12 +155,16 @@ class DatasetDescription:
         """The first suggestion and the suggested grouping as lines of a gin file; none without suggestions."""
         if not self.row_suggestions:
             return ()
+        # The configured Q' belong to the configured capacities.
+        thresholds = {"isf_thresholds": ()} if self.isf_thresholds else {}
         capacity = self.row_suggestions[0].capacity
-        named = {field.name for field in dataclasses.fields(DataConfig)}
-        lines = [f"  {name} = {value}" for name, value in capacity.items() if name in named]
-        others = tuple((name, int(value)) for name, value in capacity.items() if name not in named)
-        lines.append(f"  grouping = {self.suggested_grouping.policy!r}")
-        return ("data_config.DataConfig:", *lines, *([f"  capacities = {others}"] if others else []))
+        return data_config_lines(capacity, grouping=self.suggested_grouping.policy, **thresholds)
+
+    @property
+    def isf_suggestions(self) -> dict[str, SuggestedIsfCapacity]:
+        """Suggestions of Q and Q' by how they were found: `longest sample`, `search`."""
+        suggestions = {"longest sample": self.published_isf, "search": self.searched_isf}
+        return {found: each for found, each in suggestions.items() if isinstance(each, SuggestedIsfCapacity)}
 
     def __repr__(self) -> str:
         return f"DatasetDescription({self.samples} samples of {', '.join(kind.name for kind in self.kinds)})"
@@ -207,9 +214,10 @@ def describe_dataset(
     in_capacity = [name for name, size in capacity.units.items() if size]
     fitting_sizes = statistics.columns(*in_capacity)[statistics.fits].astype(float)
     settings = _grouping_settings(in_capacity, config, flops_per_unit)
-    results = compare_grouping_policies(fitting_sizes, row_limits(capacity), settings)
+    configured_settings = dataclasses.replace(settings, isf_thresholds=dict(config.isf_thresholds))
+    results = compare_grouping_policies(fitting_sizes, row_limits(capacity), configured_settings)
     configured = next(result for result in results if result.policy == config.grouping and not result.padded)
-    groups = packed_groups(config.grouping, fitting_sizes, row_limits(capacity), settings)
+    groups = packed_groups(config.grouping, fitting_sizes, row_limits(capacity), configured_settings)
     fitting = np.flatnonzero(statistics.fits).tolist()
     phases = {
         name: suggest_phase_capacities(
@@ -250,8 +258,9 @@ def describe_dataset(
         flops_per_unit={name: flops_per_unit[name] for name in in_capacity},
         capacity={name: capacity.units[name] for name in in_capacity} | {"samples": capacity.samples},
         grouping=config.grouping,
+        isf_thresholds=config.isf_thresholds,
         grouping_results=results,
-        published_isf=suggest_published_isf_capacity(sizes, in_samples),
+        published_isf=suggest_published_isf_capacity(sizes, in_samples, multiples, config.seed),
         searched_isf=suggest_searched_isf_capacity(sizes, in_samples, multiples, group_size, config.seed),
         row_suggestions=tuple(suggestion for suggestion in suggestions if suggestion),
         buckets={
@@ -267,7 +276,13 @@ def _grouping_settings(
     modalities: Sequence[str], config: DataConfig, flops_per_unit: Mapping[str, float]
 ) -> GroupingSettings:
     flops = tuple(flops_per_unit[name] for name in modalities)
-    return GroupingSettings(tuple(modalities), flops, config.rows, config.window, config.seed)
+    return GroupingSettings(
+        modalities=tuple(modalities),
+        flops_per_unit=flops,
+        rows=config.rows,
+        window=config.window,
+        seed=config.seed,
+    )
 
 
 def _multiple(name: str, units: Int[np.ndarray, " n"]) -> int:

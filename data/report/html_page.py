@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from data.packing.grouping.comparison import GroupingResult
-from data.report.capacity_advice import SuggestedIsfCapacity
 from data.report.charts import buckets_chart, colour_of, histogram, policy_bars, shares_stack
 from data.report.description import DatasetDescription
 from data.report.examples_html import STYLE, examples_section
@@ -198,19 +197,17 @@ def _rows_table(description: DatasetDescription) -> Html:
 
 
 def _isf_table(description: DatasetDescription) -> Iterator[Html]:
-    suggestions = {
-        "#of the longest sample": description.published_isf,
-        "#by search": description.searched_isf,
-    }
-    known = {title: capacity for title, capacity in suggestions.items() if isinstance(capacity, SuggestedIsfCapacity)}
+    known = {f"#by {found}": suggestion for found, suggestion in description.isf_suggestions.items()}
     if known:
         names = list(next(iter(known.values())).capacity)
         lines = [(f"Q {name}", *(count(limits.capacity[name]) for limits in known.values())) for name in names]
         lines += [(f"Q' {name}", *(count(limits.threshold[name]) for limits in known.values())) for name in names]
-        sizes = (limits.samples_per_group for limits in known.values())
-        lines.append(("samples a group", *("·" if size is None else count(size) for size in sizes)))
+        lines.append(("samples a group", *(count(limits.samples_per_group) for limits in known.values())))
         lines.append(("samples that are too large", *(percent(limits.oversized) for limits in known.values())))
         yield table(("", *known), lines, "Limits of a group for iterative sampling and filtering (OmniBal's Q and Q')")
+    for found, suggestion in description.isf_suggestions.items():
+        title = element("h3", f"Q and Q' of the grouping isf by {found}, to paste")
+        yield element("div", title, element("pre", "\n".join(suggestion.gin)), class_="panel")
 
 
 def _buckets_table(description: DatasetDescription) -> Html:

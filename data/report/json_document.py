@@ -13,5 +13,11 @@ def description_json(description: DatasetDescription) -> dict[str, Any]:
     del fields["examples"]
     refused = [dataclasses.asdict(summary) for summary in description.refused]
     refusals = [refusal._asdict() for refusal in description.refusals]
-    derived = {"remark": description.remark, "gin": description.gin, "words": in_words(description)}
+    isf_gin = {found: suggestion.gin for found, suggestion in description.isf_suggestions.items()}
+    derived = {
+        "remark": description.remark,
+        "gin": description.gin,
+        "isf_gin": isf_gin,
+        "words": in_words(description),
+    }
     return fields | {"refused": refused, "refusals": refusals} | derived

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from data.packing.grouping.algorithms import DeviceBalancedGroups, GroupingAlgorithm, RandomGroups, SortedGroups
-from data.packing.grouping.grouping_policies import GROUPING_POLICIES
+from data.packing.grouping.grouping_policies import GROUPING_POLICIES, isf_thresholds
 from data.packing.grouping.groups import Groups, concatenate_groups
 from data.packing.grouping.steps import FormSteps, consecutive_steps, form_window_steps
 from data.packing.grouping.windows import WindowRule
@@ -78,7 +78,7 @@ class GroupingResult:
     wasted_flops_share: float | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupingSettings:
     """The conditions under which samples are grouped.
 
@@ -88,6 +88,7 @@ class GroupingSettings:
         rows: Rows of a step.
         window: Samples that are grouped at a time, at least (`WindowRule`).
         seed: Seed of every policy.
+        isf_thresholds: Q' of ISF by modality (`DataConfig.isf_thresholds`).
     """
 
     modalities: tuple[str, ...]
@@ -95,6 +96,7 @@ class GroupingSettings:
     rows: int
     window: int
     seed: int
+    isf_thresholds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def compare_grouping_policies(
@@ -134,7 +136,8 @@ def packed_groups(
 ) -> Groups:
     """The samples of all rows of whole steps, as one policy packs them; arguments as of `compare_grouping_policies`."""
     policy = GROUPING_POLICIES[name]
-    algorithm = policy.make_algorithm(limits, settings.rows)
+    thresholds = isf_thresholds(settings.modalities, limits, settings.isf_thresholds)
+    algorithm = policy.make_algorithm(limits, thresholds, settings.rows)
     return _rows_of_steps(algorithm, policy.form_steps, sizes, limits, settings, rows_wait=True)
 
 

@@ -93,7 +93,7 @@ def published_isf_capacity(
     return capacity, _threshold(capacity, reference, slack)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class IsfCapacity:
     """A capacity and the result of grouping by it.
 
@@ -101,6 +101,7 @@ class IsfCapacity:
         capacity: Q, by modality.
         threshold: Q', by modality.
         samples: Average number of samples of a group.
+        max_samples: Largest number of samples of a group.
         padding_share: Share of the capacity that groups leave empty, by modality: the padding of batches of static
             shape, and on average an upper bound of the dist ratio.
         oversized: Share of all samples that exceed the capacity.
@@ -109,6 +110,7 @@ class IsfCapacity:
     capacity: Float[np.ndarray, " k"]
     threshold: Float[np.ndarray, " k"]
     samples: float
+    max_samples: int
     padding_share: Float[np.ndarray, " k"]
     oversized: float
 
@@ -149,7 +151,8 @@ def search_isf_capacity(
     candidates = candidates[candidates[:, reference] > slack]
     evaluated = sizes[random.permutation(len(sizes))[:_MAX_EVALUATED]]
     choices = [
-        _evaluate(evaluated, capacity, _threshold(capacity, reference, slack), random) for capacity in candidates
+        evaluate_isf_capacity(evaluated, capacity, _threshold(capacity, reference, slack), random)
+        for capacity in candidates
     ]
     fitting = [choice for choice in choices if samples <= choice.samples <= samples + 1]
     if not fitting:
@@ -162,19 +165,27 @@ def search_isf_capacity(
     return dataclasses.replace(best, oversized=float(exceeds_capacity(sizes, best.capacity).mean()))
 
 
-def _evaluate(
+def evaluate_isf_capacity(
     sizes: Float[np.ndarray, "n k"],
     capacity: Float[np.ndarray, " k"],
     threshold: Float[np.ndarray, " k"],
     random: np.random.Generator,
 ) -> IsfCapacity:
+    """The result of iterative sampling and filtering of all samples that a group holds, by Q and Q'."""
     too_large = exceeds_capacity(sizes, capacity)
     samples = np.flatnonzero(~too_large)
     columns = as_columns(sizes, capacity)
     accepted, remaining = sample_and_filter(columns, capacity, threshold, _ROUNDS, samples, random)
-    count = len(accepted) + len(next_fit(columns, capacity, remaining).lengths)
-    filled = columns[:, samples].sum(axis=1, dtype=np.float64) / (capacity * max(count, 1))
-    return IsfCapacity(capacity, threshold, len(samples) / max(count, 1), 1 - filled, float(too_large.mean()))
+    lengths = np.concatenate([accepted.lengths, next_fit(columns, capacity, remaining).lengths])
+    count = max(len(lengths), 1)
+    return IsfCapacity(
+        capacity=capacity,
+        threshold=threshold,
+        samples=len(samples) / count,
+        max_samples=int(lengths.max(initial=0)),
+        padding_share=1 - columns[:, samples].sum(axis=1, dtype=np.float64) / (capacity * count),
+        oversized=float(too_large.mean()),
+    )
 
 
 def _threshold(capacity: Float[np.ndarray, " k"], reference: int, slack: float) -> Float[np.ndarray, " k"]:

@@ -125,7 +125,15 @@ class DescribedSamples(GroupedSamples):
         name, row_tokens = self.model.backbone.name, self.data.row_tokens
         stream = self.stream(rows)
         sizes = self.samples.loads[name][stream, LoadColumn.TOKENS][:, None]
-        settings = GroupingSettings((name,), (1.0,), rows, DataConfig().window, self.seed)
+        threshold = self.data.isf_threshold
+        settings = GroupingSettings(
+            modalities=(name,),
+            flops_per_unit=(1.0,),
+            rows=rows,
+            window=DataConfig().window,
+            seed=self.seed,
+            isf_thresholds={name: threshold} if threshold else {},
+        )
         groups = packed_groups(grouping, sizes, np.array([row_tokens, np.inf]), settings)
         loads = joined_sample_loads(self.samples, stream[groups.members], groups.starts[:-1], self.data, self.model)
         return SampleRows(

@@ -45,8 +45,9 @@ def shrink_data(config: DataConfig, model: ModelConfig) -> DataConfig:
         field: min(encoder.max_length, 16 * positions_per_token * encoder.values_per_position)
         for field, encoder in SampleFormat.for_model(model, config.encoder_capacities).encoder_formats.items()
     }
+    without = dataclasses.replace(config, isf_thresholds=())  # they belong to the large capacities
     return dataclasses.replace(
-        config.with_encoder_capacities(capacities),
+        without.with_encoder_capacities(capacities),
         tokens=min(config.tokens, 256),
         images=min(config.images, 4),
         samples=min(config.samples, 16),

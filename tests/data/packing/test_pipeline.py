@@ -126,6 +126,20 @@ def test_unsuitable_models_and_kinds_are_refused(train):
             {"quadratic_cost_weights": (("frames", 0.1), ("frames", 0.2))},
             "it names frames more than once; give each field once",
         ),
+        (
+            {"isf_thresholds": (("tokens", 300),)},
+            "accepts rows from 300 tokens, and a row holds 256 at most; give 1 to 256, or raise DataConfig.tokens",
+        ),
+        ({"isf_thresholds": (("patches", 0),)}, "from 0 patches, and a row holds 128 at most; give 1 to 128"),
+        (
+            {"isf_thresholds": (("frames", 5),)},
+            "from 5 frames, of which a row holds none; leave frames out, or raise DataConfig.frames",
+        ),
+        (
+            {"isf_thresholds": (("samples", 5),)},
+            "5 samples, which are no quantity of a row; choose from tokens, patches, frames, images",
+        ),
+        ({"isf_thresholds": (("tokens", 5), ("tokens", 6))}, "names tokens more than once; give each quantity once"),
     ],
 )
 def test_invalid_configurations_are_refused(changes, message):

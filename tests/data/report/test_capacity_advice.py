@@ -1,10 +1,15 @@
 import dataclasses
 
+import gin
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from data.data_config import DataConfig
 from data.packing.grouping.comparison import GroupingSettings
 from data.report.capacity_advice import (
+    SuggestedIsfCapacity,
     suggest_published_isf_capacity,
     suggest_row_capacity,
     suggest_searched_isf_capacity,
@@ -12,16 +17,53 @@ from data.report.capacity_advice import (
 
 TEXT_AND_PICTURES = np.array([[100.0, 0.0], [20.0, 16.0]] * 100)
 NAMES = ("tokens", "patches")
-SETTING = GroupingSettings(NAMES, (1.0, 1.0), rows=4, window=1000, seed=0)
+SETTING = GroupingSettings(modalities=NAMES, flops_per_unit=(1.0, 1.0), rows=4, window=1000, seed=0)
 
 
 def test_published_isf_capacity_of_a_few_samples():
-    advice = suggest_published_isf_capacity(np.array([[1000.0, 2.0], [500.0, 1.0], [100.0, 5.0]]), NAMES)
+    sizes = np.array([[1000.0, 2.0], [500.0, 1.0], [100.0, 5.0]])
+    advice = suggest_published_isf_capacity(sizes, NAMES, (8, 1), 0)
     assert advice.capacity == {"tokens": 1000.0, "patches": 5.0}  # 8 patches come with 1600 tokens
     assert advice.threshold == {"tokens": 950.0, "patches": 5.0}  # 128 would be more than a twentieth
-    assert (advice.samples_per_group, advice.padding_share, advice.oversized) == (None, {}, 0.0)
-    assert suggest_published_isf_capacity(np.array([[9000.0, 1.0]]), NAMES).threshold["tokens"] == 9000 - 128
-    assert suggest_published_isf_capacity(np.zeros((3, 2)), NAMES) is None
+    assert (advice.samples_per_group, advice.max_samples, advice.oversized) == (1.0, 4, 0.0)  # or of one and two
+    assert advice.padding_share == {"tokens": pytest.approx(7 / 15), "patches": pytest.approx(7 / 15)}
+    large = suggest_published_isf_capacity(np.array([[9000.0, 1.0]]), NAMES, (8, 1), 0)
+    assert large.threshold["tokens"] == 9000 - 128
+    assert suggest_published_isf_capacity(np.zeros((3, 2)), NAMES, (1, 1), 0) is None
+
+
+def test_published_isf_capacity_has_whole_images():
+    sizes = np.array([[1000.0, 32.0], [500.0, 16.0], [100.0, 80.0]])
+    advice = suggest_published_isf_capacity(sizes, NAMES, (8, 16), 0)
+    assert advice.capacity == {"tokens": 1000.0, "patches": 80.0} == advice.threshold | {"tokens": 1000.0}
+    assert advice.gin == (
+        "data_config.DataConfig:",
+        "  tokens = 1000",
+        "  patches = 80",
+        "  samples = 4",
+        "  grouping = 'isf'",
+        "  isf_thresholds = (('tokens', 950), ('patches', 80))",
+    )
+
+
+@given(st.integers(0, 99), st.integers(1, 40))
+@settings(deadline=None, max_examples=20)
+def test_suggested_isf_capacities_are_accepted_as_they_are_written(seed, images):
+    random = np.random.default_rng(seed)
+    sizes = np.stack([random.integers(1, 5000, 60), 4 * random.integers(0, images, 60)], axis=1) * 1.0
+    modalities = ("tokens", "poses")  # the second is no setting of its own
+    found = [
+        suggest_published_isf_capacity(sizes, modalities, (8, 4), seed),
+        suggest_searched_isf_capacity(sizes, modalities, (8, 4), 3.0, seed),
+    ]
+    for advice in found:
+        if isinstance(advice, SuggestedIsfCapacity):
+            header = "from __gin__ import dynamic_registration\nfrom data import data_config\n"
+            gin.clear_config()
+            gin.parse_config(header + "\n".join(advice.gin))
+            config = gin.get_configurable(DataConfig)()
+            assert dict(config.isf_thresholds) == advice.threshold and config.grouping == "isf"
+            assert {name: config.capacity.units[name] for name in modalities} == advice.capacity
 
 
 def test_searched_isf_capacity_has_the_samples_or_a_reason():

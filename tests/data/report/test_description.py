@@ -1,6 +1,7 @@
 """Description of a made-up data set whose figures can be computed by hand, on a terminal and as a page."""
 
 import dataclasses
+import html
 import io
 import json
 
@@ -101,8 +102,8 @@ def test_what_a_square_weight_saves_of_the_costliest_rows():
 def test_balancing_and_suggestions(description):
     isf = next(result for result in description.grouping_results if result.policy == "isf" and not result.padded)
     assert isf.rows > 0 and 0 <= isf.wasted_flops_share < 1
-    assert description.published_isf.capacity == {"tokens": 16.0, "patches": 8.0}
-    assert description.published_isf.oversized == 0.5
+    assert description.published_isf.capacity == {"tokens": 16.0, "patches": 16.0}  # 8 patches are half an image
+    assert description.published_isf.oversized == 0
     assert [advice.capacity["tokens"] for advice in description.row_suggestions] == [64, 128, 256]
     assert description.gin[:2] == ("data_config.DataConfig:", "  tokens = 64")
     assert [bucket.padding for bucket in description.buckets["patches"]] == [0.0]
@@ -119,6 +120,26 @@ def test_the_grouping_that_wastes_least_is_suggested(description):
     best = dataclasses.replace(description, grouping=description.suggested_grouping.policy)
     assert not any("wastes the least" in sentence for sentence in in_words(best))
     assert f"  grouping = {other.suggested_grouping.policy!r}" in other.gin
+
+
+def test_suggested_rows_leave_configured_thresholds_of_isf_out(description):
+    roomy = dataclasses.replace(CAPACITY, lengths={"patches": 40})  # two images are less than 95% of it
+    config = dataclasses.replace(CONFIG, patches=40, grouping="isf")
+    default, changed = (
+        describe_dataset(
+            made_up(), dataclasses.replace(config, isf_thresholds=thresholds), roomy, WORK, MODULES, WEIGHTS, 3
+        )
+        for thresholds in ((), (("patches", 32),))
+    )
+    assert changed.configured != default.configured and changed.row_suggestions == default.row_suggestions
+    assert "  isf_thresholds = ()" in changed.gin and not any("isf_thresholds" in line for line in description.gin)
+
+
+def test_suggestions_of_isf_are_shown_to_paste(description):
+    shown = io.StringIO()
+    print_description(description, Console(file=shown, width=120))
+    lines = "\n".join(description.published_isf.gin)
+    assert lines in shown.getvalue() and lines in html.unescape(html_page(description, ""))
 
 
 def test_terminal_output_fits_its_width(description):
@@ -146,7 +167,9 @@ def test_too_few_samples_for_a_step_give_no_suggestions():
     assert {result.wasted_flops_share for result in few.grouping_results} == {None}
     shown = io.StringIO()
     print_description(few, Console(file=shown, width=120))
-    assert shown.getvalue().count("No sample is refused.") == 1 and "To paste" not in shown.getvalue()
+    assert (
+        shown.getvalue().count("No sample is refused.") == 1 and "rows of the configured tokens" not in shown.getvalue()
+    )
 
 
 def test_rows_with_too_much_room_are_told_why_they_waste_more_than_padded_batches(description):
@@ -189,6 +212,7 @@ def test_the_json_document_has_all_but_the_pictures(description):
     document = json.loads(json.dumps(description_json(description)))
     assert [refusal["key"] for refusal in document["refusals"]] == ["a.png", "sample 7", "b.png"]
     assert [summary["samples"] for summary in document["refused"]] == [2, 1]
+    assert document["isf_gin"]["longest sample"] == list(description.published_isf.gin)
     assert document["gin"] == list(description.gin) and document["words"] == in_words(description)
     assert "examples" not in document
 

@@ -20,9 +20,10 @@ LIMITS = np.array([6.0, 4.0, 2.0])  # and samples: two fit any row
 
 
 def outcomes(sizes=SIZES, limits=LIMITS, rows=2, window=8):
-    results = compare_grouping_policies(
-        sizes, limits, GroupingSettings(("tokens", "patches"), (1.0, 2.0), rows, window, seed=0)
+    settings = GroupingSettings(
+        modalities=("tokens", "patches"), flops_per_unit=(1.0, 2.0), rows=rows, window=window, seed=0
     )
+    results = compare_grouping_policies(sizes, limits, settings)
     assert [result.policy for result in results] == [*PADDED_BASELINES, *GROUPING_POLICIES]
     return {(result.policy, result.padded): result for result in results}
 

@@ -39,7 +39,8 @@ def test_what_is_carried_is_less_than_two_steps_of_rows(policy, rows, window, se
     """Then a window of four steps makes at least two, whatever its samples are."""
     limits = np.array([100.0, drawn.draw(st.integers(1, 8))])
     sizes = np.random.default_rng(seed).integers(1, 101, (drawn.draw(st.integers(0, 200)), 1)).astype(float)
-    packed = packed_groups(policy, sizes, limits, GroupingSettings(("tokens",), (1.0,), rows, window, seed))
+    settings = GroupingSettings(modalities=("tokens",), flops_per_unit=(1.0,), rows=rows, window=window, seed=seed)
+    packed = packed_groups(policy, sizes, limits, settings)
     assert len(packed) % rows == 0 and (packed.sums(sizes) <= limits[:1]).all() and packed.lengths.max(initial=0) <= 8
     assert len(np.unique(packed.members)) == len(packed.members)
     left = np.setdiff1d(np.arange(len(sizes)), packed.members)

@@ -42,7 +42,7 @@ def described(row_tokens, seed=0, **fields):
     return DescribedSamples(SyntheticData(row_tokens, ((PICTURES, 1.0), (TEXTS, 1.0)), **fields), MODEL, seed)
 
 
-SOURCES = {row_tokens: described(row_tokens) for row_tokens in (300, 1024)}
+SOURCES = {row_tokens: described(row_tokens, isf_threshold=row_tokens - 64) for row_tokens in (300, 1024)}
 
 
 class Drawn(SampleIndex):
@@ -71,6 +71,7 @@ def test_described_rows_are_those_of_the_step_planner_and_no_sample_is_lost_or_r
         rows=rows,
         window=DataConfig().window,
         epoch=ANY_NUMBER,
+        thresholds={"tokens": row_tokens - 64},
     )
     steps = []
     for step in planner.steps(PlannerState()):
@@ -98,23 +99,38 @@ def test_a_sample_longer_than_a_row_is_truncated_to_it():
     assert tokens.max() == 100 and (tokens == 100).sum() > 100
 
 
-@pytest.mark.parametrize("grouping", RUN.groupings)
-def test_rows_of_a_run_have_the_loads_of_its_batches(grouping):
+THRESHOLDS = (("tokens", 100), ("patches", 32))
+
+
+@pytest.mark.parametrize(
+    ("grouping", "thresholds"), [*((grouping, ()) for grouping in RUN.groupings), ("isf", THRESHOLDS)]
+)
+def test_rows_of_a_run_have_the_loads_of_its_batches(grouping, thresholds):
     """Of the arrays of its batches, in which every sample and every item is a segment."""
     rows, steps = 6, 11  # of the 64 rows that are grouped at least
-    config = dataclasses.replace(CONFIG.data, rows=rows, grouping=grouping)
+    config = dataclasses.replace(CONFIG.data, rows=rows, grouping=grouping, isf_thresholds=thresholds)
+    run = DatasetSamples(dataclasses.replace(CONFIG, data=config), RUN.positions)
     batches = training_batches(config, CONFIG.model, SmallVQA("train"))
     try:
         arrays = [batch.arrays for batch in itertools.islice(batches, steps)]
     finally:
         batches.close()
-    loads = RUN.rows(grouping, rows).statistics.loads
+    loads = run.rows(grouping, rows).statistics.loads
     for module in ("backbone", "vision"):
         segments = np.concatenate([step[module]["segments"] for step in arrays])
         lengths = [np.unique(row[row > 0], return_counts=True)[1] for row in segments]
         np.testing.assert_array_equal(loads[module][:, LoadColumn.TOKENS], [row.sum() for row in lengths])
         np.testing.assert_array_equal(loads[module][:, LoadColumn.SQUARED_LENGTHS], [(row**2).sum() for row in lengths])
         np.testing.assert_array_equal(loads[module][:, LoadColumn.ITEMS], list(map(len, lengths)))
+
+
+def test_thresholds_of_isf_change_the_rows_of_a_run_and_of_a_description():
+    run = DatasetSamples(
+        dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, isf_thresholds=THRESHOLDS)), RUN.positions
+    )
+    for changed, default in ((run, RUN), (SOURCES[1024], described(1024))):
+        loads, others = (source.rows("isf", 6).statistics.loads["backbone"] for source in (changed, default))
+        assert len(loads) != len(others) or (loads != others).any()
 
 
 @given(st.sampled_from(GROUPINGS), st.integers(40, 6000), st.sampled_from([1, 8, 24, 64]))
@@ -133,3 +149,9 @@ def test_a_long_step_has_the_rows_of_a_shorter_one():
     assert abs(made.statistics.step_rows * made.samples_per_row / sources.GROUPED_SAMPLES - 1) < 0.1
     (batch,) = made.batches  # it has enough samples
     assert len(batch["vision"]) == 3000
+
+
+@pytest.mark.parametrize("threshold", [-1, 301])
+def test_a_threshold_of_isf_that_no_row_reaches_is_refused(threshold):
+    with pytest.raises(ValueError, match=f"accepts rows from {threshold} tokens, and a row holds 300; give 1 to 300"):
+        described(300, isf_threshold=threshold)

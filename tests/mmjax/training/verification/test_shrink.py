@@ -178,5 +178,6 @@ def test_capacities_shrink_with_rows_and_hold_any_batch():
 
 
 def test_rows_of_data_shrink_but_not_their_number():
-    data = shrink_data(DataConfig(rows=256, tokens=8192, patches=4096, images=16, samples=64), LARGE)
-    assert (data.rows, data.tokens, data.patches) == (256, 256, 64)
+    large = DataConfig(rows=256, tokens=8192, patches=4096, images=16, samples=64, isf_thresholds=(("tokens", 8064),))
+    data = shrink_data(large, LARGE)
+    assert (data.rows, data.tokens, data.patches, data.isf_thresholds) == (256, 256, 64, ())
