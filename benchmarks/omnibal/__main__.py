@@ -10,7 +10,7 @@ from benchmarks.omnibal.settings import LAYOUTS
 from benchmarks.rows import report
 from mmjax import cli
 
-DATA = "data/internvl_like.gin"
+DATA = "data/internvl_1_2_like.gin"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -238,7 +238,10 @@ def _with_full_recomputation(chain: LayerChain) -> LayerChain:
 
 
 def _step_rows(name: str, epochs: Sequence[Simulated]) -> list[Row]:
-    """GPU-days and memory after each step, each step's gain over the one before, and the gain of all."""
+    """GPU-days and memory after each step, each step's gain over the one before, MFU after all, and the gain of all.
+
+    The paper's MFU is that of its GPU-days with the samples at hand.
+    """
     labels = ("padded at random, by parameters, full recomputation", "+ data", "+ stages", "+ memory")
     paper = PAPER_GPU_DAYS.get(name)
     papers = (paper.before, None, None, paper.after) if paper else (None,) * 4
@@ -251,6 +254,8 @@ def _step_rows(name: str, epochs: Sequence[Simulated]) -> list[Row]:
         _row(f"{name}, {label}: times as fast as without", earlier / later, goal=1.0)
         for label, earlier, later in zip(labels[1:], days[:-1], days[1:], strict=True)
     ]
+    mfu = epochs[-1].timeline.mfu
+    rows.append(_row(f"{name}, + memory: MFU", mfu, mfu * days[-1] / paper.after if paper else None))
     overall, goal = (paper.before / paper.after, OVERALL_GOAL) if paper else (None, None)
     return [*rows, _row(f"{name}: times as fast after all", days[0] / days[-1], overall, goal)]
 

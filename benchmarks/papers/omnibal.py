@@ -1,7 +1,7 @@
 """OmniBal's tables (arXiv 2407.20761, section 5): GPU-days of an epoch, data, partitions, memory.
 
-GPU-days are simulated, for 1.2 million samples as `configs/data/internvl_like.gin` describes them; how alike groups are
-is computed.
+GPU-days are simulated, for 1.2 million samples as `configs/data/internvl_1_2_like.gin` describes them; how alike groups
+are is computed.
 """
 
 import dataclasses
@@ -72,13 +72,13 @@ PLANNED = ("internvit_6b_llama3_8b", "internvit_6b_internlm2_20b")
 """Models for which our best plan is searched; for larger ones that takes minutes, as no two rows are alike."""
 
 ASSUMED = (
-    "samples are described (configs/data/internvl_like.gin), not measured",
+    "samples are described (configs/data/internvl_1_2_like.gin), not measured",
     "a step has 1,024 samples, a padded microbatch 4",
     "the encoder has tp 1: 25 heads are not divided by 2, 4 or 8 ranks",
 )
 
 
-def source_of(name: str, data_file: str = "internvl_like") -> SampleSource:
+def source_of(name: str, data_file: str = "internvl_1_2_like") -> SampleSource:
     """The samples that a model is trained on."""
     cli.parse_gin((f"models/{name}.gin", f"data/{data_file}.gin"))
     return SampleSource(cli.configured(SyntheticData).kinds[0][0], cli.configured(ModelConfig))

@@ -17,7 +17,7 @@ SMALLEST = "internvit_6b_llama3_8b"
 
 @pytest.fixture(scope="module")
 def described():
-    cli.parse_gin((f"models/{SMALLEST}.gin", "data/internvl_like.gin"))
+    cli.parse_gin((f"models/{SMALLEST}.gin", "data/internvl_1_2_like.gin"))
     return cli.configured(ModelConfig), cli.configured(SyntheticData)
 
 
@@ -59,7 +59,7 @@ def test_groups_hold_all_samples_within_the_capacity(source, sizes, static_shape
     backbone, tiles = rows.loads["backbone"], rows.loads["vision"][:, LoadColumn.ITEMS]
     assert tiles.max() <= tile_capacity
     assert backbone[:, LoadColumn.TOKENS].max() <= token_capacity
-    assert rows.samples * len(tiles) == (sizes[:, 0] <= tile_capacity).sum()
+    assert rows.samples * len(tiles) == pytest.approx((sizes[:, 0] <= tile_capacity).sum())
     squares = (sizes[sizes[:, 0] <= tile_capacity, 1] ** 2).sum()
     assert backbone[:, LoadColumn.SQUARED_LENGTHS].sum() == pytest.approx(squares)
     if static_shapes:
@@ -68,6 +68,13 @@ def test_groups_hold_all_samples_within_the_capacity(source, sizes, static_shape
     else:
         assert rows.padding == 0
         assert tiles.sum() == sizes[sizes[:, 0] <= tile_capacity, 0].sum()
+
+
+def test_samples_are_those_of_the_papers_table(source):
+    sizes = source.draw(60_000, np.random.default_rng(0))
+    assert source.capacity(sizes) == (9.0, TOKENS) and sizes[:, 1].max() > 0.99 * TOKENS
+    rows = source.grouped(sizes, np.random.default_rng(0), static_shapes=False)
+    assert rows.samples == pytest.approx(4.6, abs=0.05)  # table 4 of arXiv 2407.20761
 
 
 def test_each_step_of_balance_gains_on_the_smallest_model(described):
