@@ -167,10 +167,8 @@ ORDERS: tuple[SystemOrder, ...] = (
         paper="omnibal",
         place=omnibal.PARTITIONS,
         quantity=omnibal.GPU_DAYS,
-        systems=(omnibal.SEARCH_METHOD, "layers", "profile", "parameters"),
+        systems=(omnibal.SEARCH, "layers", omnibal.PROFILE, "parameters"),
         source="table 5",
-        why="Simulated seconds are exact profiles, which neither vary from step to step nor leave anything out, so the "
-        "partition by profile is nearly the best.",
         rows=(omnibal.MODEL_NAMES[omnibal.SHOWN],),
     ),
     SystemOrder(

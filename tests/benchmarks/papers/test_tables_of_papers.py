@@ -152,15 +152,24 @@ def test_omnibals_rows_have_its_gpu_days(plans):
     source = omnibal.source_of(SMALLEST)
     epochs = omnibal.simulate_epochs(source, Layout(1, 4, 8), omnibal.CLUSTER)
     assert [row.published for row in omnibal.step_rows("8B", epochs)] == [None] * 4
-    search = [*omnibal.partition_rows("8B", epochs.even)]
+    search = [*omnibal.partition_rows("8B", epochs)]
     days = {row.system: row.at_layout.value.most for row in search if row.at_layout and row.unit == "GPU-days"}
     assert days["search"] <= days["layers"] <= days["parameters"]
+    assert days["search"] <= days["profile of groups"] < days["profile of random batches"] < days["parameters"]
     left = [row.at_layout.value.most for row in omnibal.memory_rows("8B", epochs) if row.at_layout]
     assert len(left) == 8 and min(left[:4]) > min(left[4:]) >= 0
     share = omnibal.encoder_share_row("8B", source, epochs)
     assert share.published == exactly(0.40) and share.at_layout and 0.3 < share.at_layout.value.most < 0.7
     assert omnibal.PAPER_GPU_DAYS["internvit_6b_internlm2_20b"] == (61.8, 21.3)
     assert omnibal.PAPER_GPU_DAYS["internvit_6b_yi_34b"] == (75.4, 30.5)
+
+
+def test_partitions_of_20b_are_in_the_order_of_the_paper():
+    name = "internvit_6b_internlm2_20b"
+    epochs = omnibal.simulate_epochs(omnibal.source_of(name), omnibal.LAYOUTS[name], omnibal.CLUSTER)
+    rows = [*omnibal.partition_rows("20B", epochs)]
+    days = {row.system: row.at_layout.value.most for row in rows if row.at_layout and row.unit == "GPU-days"}
+    assert days["search"] < days["layers"] < days["profile of random batches"] < days["parameters"]  # table 5
 
 
 def test_grouped_data_have_no_padding_and_level_devices():
