@@ -1,7 +1,7 @@
 """`python -m benchmarks.planner`: how fast the planner is, how near to the optimum, and DistTrain's models simulated.
 
 With `--edits`, chosen plans are edited at random instead: no edit of a single field should shorten a simulated step by
-more than 0.5%.
+more than 0.5%. With `--partitions`, the policy `balanced` plans with and without partitions near the exact ones.
 
 Each row has a name, a value, a goal, whether it is met, and the paper's figure (arXiv 2408.04275).
 """
@@ -36,9 +36,10 @@ class PlannerArguments(cli.JsonArguments):
         parse=cli.integer(1),
         bare=EDITS,
     )
+    partitions: bool = cli.flag(False, "Plans with the exact partitions alone and with others near them instead.")
     problems: tuple[str, ...] = cli.flag(
         (),
-        "With --edits: the problems whose plans are edited; all by default.",
+        "With --edits and --partitions: the problems that are planned; all by default.",
         metavar="NAMES",
         parse=cli.list_of(str),
     )
@@ -48,6 +49,8 @@ def main(arguments: PlannerArguments) -> int:
     """Prints the table. Returns 0 if every goal is met, else 1."""
     if arguments.edits is not None:
         return _edit_plans(arguments, arguments.edits)
+    if arguments.partitions:
+        return _compare_partitions(arguments)
     from benchmarks.planner import choices
     from benchmarks.planner.disttrain_models import explain_difference, simulate_model
     from benchmarks.planner.interleaving import measure_interleaving
@@ -73,15 +76,27 @@ def main(arguments: PlannerArguments) -> int:
     return report(rows, "paper", digits=4, as_json=arguments.json)
 
 
-def _edit_plans(arguments: PlannerArguments, count: int) -> int:
-    from benchmarks.planner.edits.measure import measure_edits
+def _compare_partitions(arguments: PlannerArguments) -> int:
+    from benchmarks.planner.partitions import measure_partitions
+
+    rows = [row for name in _problem_names(arguments) for row in measure_partitions(name)]
+    return report(rows, "paper", digits=4, as_json=arguments.json)
+
+
+def _problem_names(arguments: PlannerArguments) -> tuple[str, ...]:
     from benchmarks.planner.edits.problems import PROBLEMS
-    from benchmarks.planner.edits.table import print_edits
 
     for name in arguments.problems:
         if name not in PROBLEMS:
             raise UserError(f"--problems names {name!r}, which there is not; choose from {', '.join(PROBLEMS)}")
-    rows = [measure_edits(name, count) for name in arguments.problems or PROBLEMS]
+    return arguments.problems or tuple(PROBLEMS)
+
+
+def _edit_plans(arguments: PlannerArguments, count: int) -> int:
+    from benchmarks.planner.edits.measure import measure_edits
+    from benchmarks.planner.edits.table import print_edits
+
+    rows = [measure_edits(name, count) for name in _problem_names(arguments)]
     if arguments.json:
         return report(rows, "best", digits=4, as_json=True)
     print_edits(rows)
@@ -94,5 +109,5 @@ if __name__ == "__main__":
         PlannerArguments,
         name="benchmarks.planner",
         summary="Measures the planner's speed and optimality, simulates DistTrain's models, or edits chosen plans.",
-        examples=("--models=mllm_9b", "--edits", "--edits=20 --problems=mllm_9b"),
+        examples=("--models=mllm_9b", "--edits", "--edits=20 --problems=mllm_9b", "--partitions"),
     )

@@ -35,9 +35,11 @@ def best_candidates(
     """Returns the plans with the shortest simulated steps that fit the memory and can be trained, shortest first.
 
     The most economical of all (`most_economical`), which a planner chooses, is the last where it is not among them.
-    A policy may propose many plans, `balanced` its partitions of several layouts; each layout is taken once. Plans are
-    simulated in the order of their lower bounds, until none that is left could be among the best. Of all policies, the
-    best plan with single changes (`run_local_search`) is among them too.
+    A policy may propose many plans, `balanced` several layouts with several partitions of each into stages. Of all
+    policies, only the best partition of a layout is taken, so that the plans differ in more; of one policy, as in
+    OmniBal's search (arXiv 2407.20761, section 4.2), all are. Plans are simulated in the order of their lower bounds,
+    until none that is left could be among the best. Of all policies, the best plan with single changes
+    (`run_local_search`) is among them too.
 
     Args:
         problem: The problem.
@@ -74,6 +76,7 @@ def best_candidates(
         timeline = problem.simulate(plan)
         if problem.memory_fraction(timeline) <= 1:
             fitting.append((name, SimulatedPlan(dataclasses.replace(plan, made_for=problem.purpose), timeline)))
+            fitting = _best_partitions(fitting) if policy == AUTO else fitting
     if not fitting:
         raise PlanError(
             f"no plan that can be trained fits {problem.devices} devices of {problem.cluster.name}; give more devices, "
@@ -123,6 +126,23 @@ def _layout(plan: Plan) -> Plan:
     """Returns a plan without the fields that do not change its step: the names of units, and its recorded purpose."""
     units = tuple(dataclasses.replace(unit, name=" ".join(unit.modules)) for unit in plan.units)
     return dataclasses.replace(plan, units=units, made_for=None)
+
+
+def _best_partitions(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    """The shortest of the candidates that differ only in the layers of stages and in what these recompute."""
+    best: dict[tuple[object, ...], _Candidate] = {}
+    for candidate in sorted(candidates, key=lambda candidate: candidate[1].timeline.step):
+        best.setdefault(_apart_from_partition(candidate[1].plan), candidate)
+    return list(best.values())
+
+
+def _apart_from_partition(plan: Plan) -> tuple[object, ...]:
+    """What plans have in common that differ only in their partitions."""
+    units = [
+        (unit.modules, unit.parallelism, unit.devices, unit.stage_count if unit.stage_count > 1 else unit)
+        for unit in _layout(plan).units
+    ]
+    return plan.schedule, plan.microbatches, *units
 
 
 def _numbered(candidates: Iterable[_Candidate]) -> Iterator[_Candidate]:

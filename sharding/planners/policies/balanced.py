@@ -7,8 +7,9 @@ devices (`Parallelism.module_tp`); a microbatch then has a row for each of these
 
 Layouts are tried in the order of what a step would take if the work of a microbatch could be divided at will, until the
 next would take longer than the best found. For each layout, `stages/chain_stages.py` chooses the partition and the
-recomputation, without chunks and with as many as shorten the step. The plans with the shortest estimates are returned;
-where none of them fits when it is simulated, the others follow.
+recomputation, without chunks and with as many as shorten the step. The plans with the shortest estimates are returned,
+and partitions near theirs (`stages/anchor_search.py`): the partition is the best by mean microbatches, and what a step
+waits for beyond that, only the simulation sees. Where none of them fits when it is simulated, the others follow.
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ from sharding.planners.infeasible import unfit_chain_error
 from sharding.planners.layouts.hop_seconds import rank_hop_seconds, ring_waits
 from sharding.planners.layouts.schedule_fields import MOST_EXTRA, with_stage_seconds
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
+from sharding.planners.stages.anchor_search import near_partitions
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_stages import ChainStages, balanced_stages, rank_bytes
 from sharding.planners.stages.layer_chain import LayerChain
@@ -31,6 +33,8 @@ from sharding.plans.plan import Plan
 _PARTITIONED = 10  # layouts that are partitioned at most, among the layouts that fit
 _UNSURE = 0.1  # share by which a layout may take longer than the shortest by the estimate
 _WORTHWHILE = STEP_SLACK / 4  # share by which more chunks have to shorten a step
+_NEAR = 16  # partitions near that of a layout that are simulated at most
+_NEAR_OPS = 3_000  # of all of them together
 _SIMULATED_OPS = 12_000  # forwards and backwards of all plans together; the first is simulated however many it has
 
 
@@ -55,12 +59,14 @@ class _Balanced(NamedTuple):
 
 
 def plans(problem: PlanningProblem) -> list[Plan]:
-    """The plans with the shortest estimated steps."""
-    chain = ChainProblem(problem)
-    candidates = _best_layouts(chain)
-    if not candidates:
-        raise unfit_chain_error(chain)
-    return [_scheduled_plan(problem, candidate) for candidate in _shortest(candidates)]
+    """The plans with the shortest estimated steps, and those of partitions near theirs."""
+    chosen = _chosen(problem)
+    return [_scheduled_plan(problem, candidate) for candidate in (*chosen, *_near(problem, chosen))]
+
+
+def exact_plans(problem: PlanningProblem) -> list[Plan]:
+    """The plans of `plans` whose partitions are the best by mean microbatches."""
+    return [_scheduled_plan(problem, candidate) for candidate in _chosen(problem)]
 
 
 def spare_plans(problem: PlanningProblem) -> Iterator[Plan]:
@@ -70,16 +76,43 @@ def spare_plans(problem: PlanningProblem) -> Iterator[Plan]:
     yield from (_scheduled_plan(problem, candidate) for candidate in candidates if candidate not in chosen)
 
 
+def _chosen(problem: PlanningProblem) -> list[_Balanced]:
+    chain = ChainProblem(problem)
+    candidates = _best_layouts(chain)
+    if not candidates:
+        raise unfit_chain_error(chain)
+    return _shortest(candidates)
+
+
 def _shortest(candidates: list[_Balanced]) -> list[_Balanced]:
     """Returns the layouts not much slower than the first, as many as are simulated in a reasonable time."""
     chosen: list[_Balanced] = []
     ops = 0
     for candidate in candidates:
-        more = 2 * candidate.layout.microbatches * candidate.layout.stage_count
+        more = _op_count(candidate.layout)
         if candidate.seconds <= candidates[0].seconds * (1 + _UNSURE) and (not chosen or ops + more <= _SIMULATED_OPS):
             chosen.append(candidate)
             ops += more
     return chosen
+
+
+def _near(problem: PlanningProblem, chosen: list[_Balanced]) -> list[_Balanced]:
+    """Returns partitions near those of layouts without chunks, as many as are simulated in a reasonable time."""
+    near: list[_Balanced] = []
+    ops = 0
+    for candidate in chosen:
+        layout, chain, counts = candidate.layout, candidate.chain, candidate.stages.counts
+        most = min(_NEAR, (_NEAR_OPS - ops) // _op_count(layout))
+        if layout.chunks == 1 < layout.pp and most > 0:
+            found = near_partitions(chain, layout, counts, problem.cluster.usable_memory, most)
+            near += [candidate._replace(stages=stages) for stages in found]
+            ops += len(found) * _op_count(layout)
+    return near
+
+
+def _op_count(layout: ChainLayout) -> int:
+    """Forwards and backwards of a step."""
+    return 2 * layout.microbatches * layout.stage_count
 
 
 def _best_layouts(chain: ChainProblem) -> list[_Balanced]:

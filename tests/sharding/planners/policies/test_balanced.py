@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from benchmarks.planner.edits.problems import PROBLEMS, edited_problem
 from configs.architectures import ModelConfig
 from sharding.costs.profiled import ProfiledCostModel
 from sharding.planners.chain_problem import ChainProblem
 from sharding.planners.policies import balanced
 from sharding.planners.policies.auto import plan_automatically, run_policy
+from sharding.planners.policies.best_plan import best_simulated
 from sharding.planners.problem import STEP_SLACK
 from sharding.planners.stages.chain_stages import rank_bytes, recomputed_stages
 from sharding.planners.stages.layer_chain import spread
@@ -93,12 +95,24 @@ def test_plans_beyond_those_that_are_simulated_first_are_spare(monkeypatch):
     model = ModelConfig((dataclasses.replace(VISION, heads=1, depth=5),), dataclasses.replace(BACKBONE, depth=8), ())
     tight = problem(model, devices=6, rows=8, memory=1.4833840576745989e7, spread=1.0)
     case = dataclasses.replace(tight, tensor_sizes=(1, 2))
-    monkeypatch.setattr(balanced, "_SIMULATED_OPS", 0)  # as where a step has very many microbatches
+    for ops in ("_SIMULATED_OPS", "_NEAR_OPS"):
+        monkeypatch.setattr(balanced, ops, 0)  # as where a step has very many microbatches
     monkeypatch.setattr(balanced, "_UNSURE", 0.3)
     (first,), spare = balanced.plans(case), list(balanced.spare_plans(case))
     assert len(spare) >= 2 and first not in spare
     fitting = [plan for plan in (first, *spare) if case.memory_fraction(case.simulate(plan)) <= 1]
     assert dataclasses.replace(run_policy(case, "balanced").plan, made_for=fitting[0].made_for) == fitting[0]
+
+
+def test_a_partition_near_the_best_by_mean_microbatches_may_have_the_shortest_step():
+    """Where it waits for hops, which the seconds of stages leave out."""
+    case = edited_problem(PROBLEMS["qwen3_vl_30b_a3b_slow_network"])
+    exact, plans = balanced.exact_plans(case), balanced.plans(case)
+    assert plans[: len(exact)] == exact and len(plans) > len(exact)
+    near = {(plan.microbatches, plan.units[0].parallelism) for plan in plans[len(exact) :]}
+    assert near <= {(plan.microbatches, plan.units[0].parallelism) for plan in exact}
+    of_exact, of_all = (best_simulated(case, found).timeline.step for found in (exact, plans))
+    assert of_all < 0.95 * of_exact
 
 
 def deep_problem(chunks):
