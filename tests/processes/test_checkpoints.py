@@ -1,4 +1,4 @@
-"""1, 2, 3 and 4 processes train, save and evaluate to the same numbers, and each goes on where any other stopped."""
+"""1, 3 and 4 processes train, save and evaluate to the same numbers, and each goes on where any other stopped."""
 
 import pickle
 
@@ -11,7 +11,7 @@ from tests.sharding.runtime.processes import run_cluster
 
 pytestmark = pytest.mark.processes
 
-DEVICES = {1: (8,), 2: (4, 4), 3: (3, 3, 3), 4: (2,) * 4}
+DEVICES = {1: (8,), 3: (3, 3, 3), 4: (2,) * 4}
 """By number of processes, the devices of each: with four, most have none of a given unit."""
 
 
