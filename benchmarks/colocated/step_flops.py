@@ -9,6 +9,7 @@ from data.packing.batch_spec import BatchSpec, global_batch_spec
 from mmjax import cli
 from mmjax.training.config import TrainConfig
 from mmjax.training.engine.engine import Engine
+from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
@@ -76,8 +77,14 @@ def _units(
 def step_flops(config: TrainConfig, plan: Plan, batch: BatchSpec) -> float:
     """FLOPs of a step on all devices: what XLA counts in each compiled program, times how often it runs.
 
-    A bundle counts as its two programs. What a step runs once, whatever its microbatches, is left out.
+    A bundle counts as its two programs. What a step runs once, whatever its microbatches, is left out. Attention is
+    dense: of a loop over blocks XLA counts one pass, however many there are.
     """
+    with use_attention_implementation("dense"):
+        return _counted_flops(config, plan, batch)
+
+
+def _counted_flops(config: TrainConfig, plan: Plan, batch: BatchSpec) -> float:
     engine = Engine(config.model, plan, batch, config.engine_settings)
     runs = collections.Counter(
         (
