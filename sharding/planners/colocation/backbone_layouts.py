@@ -133,6 +133,11 @@ class ShortestLayouts:
         self._alike: dict[tuple, list[tuple[float, int, BackboneLayout]]] = {}
         self._least: list[float] = []  # the shortest estimate of all layouts that are alike, ascending
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no layout was added."""
+        return not self._alike
+
     def add(self, seconds: float, number: int, layout: BackboneLayout) -> None:
         """Adds a layout.
 

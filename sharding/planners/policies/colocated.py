@@ -163,17 +163,16 @@ class _ColocatedSearch:
         of layouts that would come next.
         """
         chosen = {}
-        few, many, has_few = ShortestLayouts(_BOUNDED), ShortestLayouts(_BOUNDED), False  # ops
+        few, many = ShortestLayouts(_BOUNDED), ShortestLayouts(_BOUNDED)  # of at most `_MOST_OPS`, and of more
         for number, layout in enumerate(self._layouts):
             # No estimate is shorter than the step of the backbone alone.
-            is_far = layout.alone > self._known_step * (1 + STEP_SLACK)
-            if few.are_shorter_than(layout.alone) or (is_far and has_few):
+            is_longer = layout.alone > self._known_step * (1 + STEP_SLACK)
+            if few.are_shorter_than(layout.alone) or (is_longer and not few.is_empty):
                 break
             if replicated := self._chosen(layout):
                 chosen[layout] = replicated
-                is_small = _op_count(layout, replicated, {}) <= _MOST_OPS
-                has_few |= is_small
-                (few if is_small else many).add(_estimate(layout, replicated), number, layout)
+                shortest = few if _op_count(layout, replicated, {}) <= _MOST_OPS else many
+                shortest.add(_estimate(layout, replicated), number, layout)
         estimated = few.shortest() or many.shortest()
         waiting = [(seconds, number, False) for number, (seconds, _) in enumerate(estimated)]
         heapq.heapify(waiting)
