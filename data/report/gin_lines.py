@@ -8,7 +8,7 @@ from data.data_config import DataConfig
 _NAMED = frozenset(field.name for field in dataclasses.fields(DataConfig))
 
 
-def data_config_lines(capacity: Mapping[str, float], **settings: object) -> tuple[str, ...]:
+def data_config_lines(capacity: Mapping[str, int | float], **settings: object) -> tuple[str, ...]:
     """A block that binds capacities of a row, by quantity, and other settings of `DataConfig`."""
     named = {name: int(size) for name, size in capacity.items() if name in _NAMED}
     others = tuple((name, int(size)) for name, size in capacity.items() if name not in _NAMED)

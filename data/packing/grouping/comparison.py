@@ -96,7 +96,7 @@ class GroupingSettings:
     rows: int
     window: int
     seed: int
-    isf_thresholds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    isf_thresholds: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
 
 
 def compare_grouping_policies(

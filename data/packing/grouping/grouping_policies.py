@@ -71,7 +71,7 @@ def limited_quantities(capacity: RowCapacity) -> tuple[str, ...]:
 
 
 def isf_thresholds(
-    quantities: Sequence[str], limits: Float[np.ndarray, " k"], thresholds: Mapping[str, float]
+    quantities: Sequence[str], limits: Float[np.ndarray, " k"], thresholds: Mapping[str, int | float]
 ) -> Float[np.ndarray, " k"]:
     """Q' of ISF for each limit of a row; infinite for the number of samples, which is no measure of work.
 
