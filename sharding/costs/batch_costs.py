@@ -52,7 +52,8 @@ def replica_loads(rows: Loads, microbatches: int, dp: int) -> Float[np.ndarray, 
             f"{microbatches} rows, or another number of microbatches"
         )
     if microbatch_rows % dp == 0:
-        return rows.reshape(microbatches, dp, microbatch_rows // dp, len(LoadColumn)).sum(axis=2)
+        of_replicas = rows.reshape(microbatches, dp, microbatch_rows // dp, len(LoadColumn))
+        return of_replicas[:, :, 0] if microbatch_rows == dp else of_replicas.sum(axis=2)
     if dp % microbatch_rows:
         raise PlanError(f"dp {dp} neither divides the {microbatch_rows} rows of a microbatch nor is a multiple of them")
     replicas = dp // microbatch_rows
@@ -78,7 +79,10 @@ class ReplicaLoads(NamedTuple):
 
 def distinct_loads(loads: Float[np.ndarray, "n c"]) -> tuple[Float[np.ndarray, "d c"], Int[np.ndarray, " n"]]:
     """Returns the loads that differ, and for each load the number of the equal one among them."""
-    order = np.lexsort(loads.T)
+    # Equal loads have equal keys, so that one sort brings them together; unlike loads have unlike keys, but for chance.
+    weights = np.sqrt(2.0 + np.arange(loads.shape[1]))
+    keys = sum(weight * column for weight, column in zip(weights, loads.T, strict=True))
+    order = np.argsort(keys)
     ordered = loads[order]
     is_new = np.ones(len(loads), bool)
     is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
@@ -167,15 +171,18 @@ class BatchCosts:
         return self._recomputed[key]
 
     def _divide(self, module: str, microbatches: int, dp: int, own_rows: OwnRows | None) -> ReplicaLoads:
-        totals = replica_loads(self.rows[module], microbatches, 1)[:, 0]
-        if own_rows is None or not own_rows.capacities:
-            loads = dealt_loads(totals, dp) if own_rows else replica_loads(self.rows[module], microbatches, dp)
+        if own_rows is None:
+            loads = replica_loads(self.rows[module], microbatches, dp)
             distinct, index = distinct_loads(loads.reshape(-1, len(LoadColumn)))
             return ReplicaLoads(distinct, distinct, index.reshape(microbatches, dp))
-        executed, items = executed_loads(totals, own_rows, dp, self.graph[module]), dealt_loads(totals, dp)
-        both, index = distinct_loads(np.concatenate([executed, items], axis=2).reshape(-1, 2 * len(LoadColumn)))
+        totals = replica_loads(self.rows[module], microbatches, 1)[:, 0]
+        dealt, kind = dealt_loads(totals, dp)  # [m, 3, 4], [m, i]
+        executed = dealt
+        if own_rows.capacities:
+            executed = np.broadcast_to(executed_loads(totals, own_rows, dp, self.graph[module])[:, None], dealt.shape)
+        both, index = distinct_loads(np.concatenate([executed, dealt], axis=2).reshape(-1, 2 * len(LoadColumn)))
         distinct, useful = np.split(both, 2, axis=1)
-        return ReplicaLoads(distinct, useful, index.reshape(microbatches, dp))
+        return ReplicaLoads(distinct, useful, np.take_along_axis(index.reshape(microbatches, -1), kind, axis=1))
 
     def largest_over_needed(self, module: str, microbatches: int, own_rows: OwnRows) -> float:
         """See `sharding.costs.own_rows.largest_over_needed`."""

@@ -15,6 +15,7 @@ from configs.device_generations import DeviceGeneration
 _SPLITS = (1, 2, 4, 8)  # slices of the inner dimension that are summed apart (split-k)
 _SUM_BYTES = 4  # partial sums are float32
 _ROUNDING = 1e-9  # sizes are quotients of floats: what is above a whole number by less is that number
+_AT_ONCE = 1024  # matmuls, whose arrays fit a core's cache
 
 
 class MatmulSizes(NamedTuple):
@@ -93,24 +94,47 @@ def matmul_seconds(
         element_bytes: Bytes of an element.
         memory_bandwidth: Bytes per second that kernels reach.
     """
-    device = cluster.generation
-    variants = _variants(device, cluster.peak_flops, element_bytes)
-    rows, outer, inner, count = (np.asarray(size, float)[..., None] for size in sizes)
-    steps = _up(inner / (variants.split * device.inner_step))
-    tiles = count * _up(rows / variants.rows) * _up(outer / variants.columns) * variants.split
-    loop = steps * variants.step
-    once = variants.fill + variants.epilogue
-    tile = np.maximum(loop, variants.epilogue) if device.overlaps_tiles else loop + once
-    seconds = _up(tiles / device.multiprocessors) * tile
-    if device.overlaps_tiles:
-        seconds = seconds + once
-    summed = np.where(variants.split > 1, variants.split * _SUM_BYTES + element_bytes, 0.0) / memory_bandwidth
-    seconds = (seconds + count * rows * outer * summed).min(axis=-1)
     at_peak = 2 * sizes.rows * sizes.outer * sizes.inner * sizes.count / cluster.peak_flops
+    flat = [np.broadcast_to(np.asarray(size, float), np.shape(at_peak)).reshape(-1) for size in sizes]
+    seconds = np.empty(flat[0].size)
+    for first in range(0, seconds.size, _AT_ONCE):
+        block = slice(first, first + _AT_ONCE)
+        some = MatmulSizes(*(size[block] for size in flat))
+        seconds[block] = _at_peak_clock(some, cluster, element_bytes, memory_bandwidth)
+    seconds = seconds.reshape(np.shape(at_peak))
     # seconds * (share / power_share)^(1/3), written so that it grows with both
-    throttled = np.cbrt(seconds**2 * at_peak / device.power_share)
+    throttled = np.cbrt(seconds**2 * at_peak / cluster.generation.power_share)
     return np.asarray(np.maximum(seconds, throttled))
 
 
-def _up(quotient: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-    return np.asarray(np.ceil(quotient * (1 - _ROUNDING)))
+def _at_peak_clock(
+    sizes: MatmulSizes, cluster: ClusterConfig, element_bytes: int, memory_bandwidth: float
+) -> Float[np.ndarray, " n"]:
+    """Seconds of each of n matmuls with the best tile and split, at the clock of the peak."""
+    device = cluster.generation
+    variants = _variants(device, cluster.peak_flops, element_bytes)
+    rows, outer, inner, count = (size[:, None] for size in sizes)
+    loop = _up(inner / (variants.split * device.inner_step))
+    loop *= variants.step
+    tiles = _up(rows / variants.rows)
+    tiles *= count
+    tiles *= _up(outer / variants.columns)
+    tiles *= variants.split / device.multiprocessors
+    waves = _up(tiles)
+    once = variants.fill + variants.epilogue
+    if device.overlaps_tiles:
+        seconds = np.maximum(loop, variants.epilogue, out=loop)
+        seconds *= waves
+        seconds += once
+    else:
+        seconds = np.add(loop, once, out=loop)
+        seconds *= waves
+    summed = np.where(variants.split > 1, variants.split * _SUM_BYTES + element_bytes, 0.0) / memory_bandwidth
+    seconds += count * rows * outer * summed
+    return np.asarray(seconds.min(axis=-1))
+
+
+def _up(quotients: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    """Rounds up, in place."""
+    quotients *= 1 - _ROUNDING
+    return np.ceil(quotients, out=quotients)

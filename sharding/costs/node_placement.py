@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from sharding.plans.device_numbers import as_devices
+
 
 class NodePlacement(NamedTuple):
     """Ranks that exchange parameters.
@@ -60,7 +62,8 @@ def parameter_ranks(
             replicas divide the experts, `fsdp` all weights.
     """
     sizes = (dp, cp, tp, ep, fsdp)
-    if tuple(devices) == tuple(range(devices[0], devices[0] + len(devices))):
+    devices = as_devices(devices)
+    if isinstance(devices, range):
         return _of_consecutive_devices(devices[0] % devices_per_node, devices_per_node, *sizes)
     return _placements(np.asarray(devices) // devices_per_node, *sizes)
 

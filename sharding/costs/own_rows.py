@@ -19,37 +19,58 @@ class OwnRows(NamedTuple):
     capacities: tuple[int, ...] = ()
 
 
-def dealt_items(items: Float[np.ndarray, " m"], parts: int) -> Float[np.ndarray, "m i"]:
-    """Returns the items of every share, which differ by at most one; the items of a mean row may be fractions."""
-    least, rest = np.divmod(items[:, None], parts)
-    return least + np.clip(rest - np.arange(parts), 0, 1)
+class DealtShares(NamedTuple):
+    """Items of microbatches dealt over shares, of which only three kinds differ.
+
+    Attributes:
+        items: Items of a share with one item more, of the share with a fraction of an item more, and of the others. The
+            items of a mean row may be fractions. A kind that no share is of has the items of the second.
+        kind: The kind of each share.
+    """
+
+    items: Float[np.ndarray, "m 3"]
+    kind: Int[np.ndarray, "m i"]
 
 
-def dealt_loads(microbatches: Loads, dp: int) -> Float[np.ndarray, "m i 4"]:
-    """The loads of `dp` replicas over which the items of microbatches are dealt.
+def dealt_shares(items: Float[np.ndarray, " m"], parts: int) -> DealtShares:
+    """Returns the items of every share of each microbatch, which differ by at most one."""
+    least, rest = np.divmod(items, parts)
+    more = np.floor(rest)  # shares with one item more
+    by_kind = least[:, None] + np.stack([np.ones(len(items)), rest - more, np.zeros(len(items))], axis=1)
+    for kind, is_missing in ((0, more == 0), (2, more == parts - 1)):
+        by_kind[is_missing, kind] = by_kind[is_missing, 1]
+    numbers, last_with_more = np.arange(parts), more[:, None]
+    return DealtShares(by_kind, 1 + (numbers > last_with_more) - (numbers < last_with_more).astype(int))
+
+
+def dealt_loads(microbatches: Loads, dp: int) -> tuple[Float[np.ndarray, "m 3 4"], Int[np.ndarray, "m i"]]:
+    """The loads of the kinds of shares of `dp` replicas over which items are dealt, and the kind of each replica.
 
     Replicas get whole items, equally many but for one, and tokens and squared lengths in proportion.
     """
     items = microbatches[:, LoadColumn.ITEMS]
-    share = np.where(items[:, None] > 0, dealt_items(items, dp) / np.maximum(items, 1e-9)[:, None], 1 / dp)
-    return microbatches[:, None, :] * share[:, :, None]
+    dealt = dealt_shares(items, dp)
+    share = np.where(items[:, None] > 0, dealt.items / np.maximum(items, 1e-9)[:, None], 1 / dp)
+    return microbatches[:, None, :] * share[:, :, None], dealt.kind
 
 
-def executed_loads(microbatches: Loads, own_rows: OwnRows, dp: int, module: ModuleSpec) -> Float[np.ndarray, "m i 4"]:
-    """Loads that `dp` replicas compute: rows of the smallest capacity that holds the microbatch, alike on all of them.
+def executed_loads(microbatches: Loads, own_rows: OwnRows, dp: int, module: ModuleSpec) -> Float[np.ndarray, "m 4"]:
+    """Loads that each of `dp` replicas computes: rows of the smallest capacity that holds the microbatch.
 
     Padding counts as items of the microbatch's mean size would. A microbatch without an item is not computed; one that
-    fits into no capacity, which a run refuses, counts as if there were one of its size. Without capacities the items
-    alone count.
+    fits into no capacity, which a run refuses, counts as if there were one of its size.
+
+    Args:
+        microbatches: Loads of microbatches.
+        own_rows: The unit's own rows, with capacities.
+        dp: Number of replicas.
+        module: The module.
     """
-    if not own_rows.capacities:
-        return dealt_loads(microbatches, dp)
     values = item_values(microbatches, module)
     needed = fullest_row(microbatches, own_rows.rows, module)
     capacity = np.append(own_rows.capacities, np.inf)[_capacity_numbers(microbatches, own_rows, module)]
     held = np.where(np.isinf(capacity), needed, capacity) * own_rows.rows / dp
-    replica = microbatches * (held / np.maximum(values, 1e-9) * (values > 0))[:, None]
-    return np.repeat(replica[:, None], dp, axis=1)
+    return microbatches * (held / np.maximum(values, 1e-9) * (values > 0))[:, None]
 
 
 def largest_over_needed(microbatches: Loads, own_rows: OwnRows, module: ModuleSpec) -> float:
@@ -74,5 +95,6 @@ def item_values(microbatches: Loads, module: ModuleSpec) -> Float[np.ndarray, " 
 def fullest_row(microbatches: Loads, rows: int, module: ModuleSpec) -> Float[np.ndarray, " m"]:
     """Returns the values in the fullest row of every microbatch, if its items are of equal size."""
     items = microbatches[:, LoadColumn.ITEMS]
-    fullest = dealt_items(items, rows)[:, 0] / np.maximum(items, 1e-9)
+    least, rest = np.divmod(items, rows)
+    fullest = (least + np.minimum(rest, 1)) / np.maximum(items, 1e-9)
     return item_values(microbatches, module) * np.where(items > 0, fullest, 1 / rows)

@@ -87,7 +87,7 @@ def _drawn_microbatches(
 ) -> Float[np.ndarray, "m 4"]:
     """Returns the loads of drawn microbatches of so many rows, from several global batches if one has few."""
     batches = -(-_DRAWN * rows // batch_rows)
-    drawn = [data.sample_batch(batch_rows, seed + number)[module] for number in range(batches)]
+    drawn = [data.sample_module(module, batch_rows, seed + number) for number in range(batches)]
     return np.concatenate(drawn).reshape(-1, rows, len(LoadColumn)).sum(axis=1)
 
 

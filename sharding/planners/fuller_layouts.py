@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from sharding.plans.device_numbers import count_distinct
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 
@@ -55,7 +56,7 @@ def device_blocks(plan: Plan, backbone: str) -> list[DeviceBlock]:
 
 
 def _block(units: Sequence[UnitPlan], backbone: str) -> DeviceBlock:
-    devices = len(set().union(*(unit.devices for unit in units)))
+    devices = count_distinct(unit.devices for unit in units)
     replicas = {module: (unit, unit.replicas_of(module)) for unit in units for module in unit.modules}
     count = math.gcd(devices, *(number // unit.parallelism.ep for unit, number in replicas.values()))
     whole_rows = sorted((module for module in replicas if not replicas[module][0].phase_rows), key=backbone.__ne__)

@@ -9,6 +9,7 @@ from configs.common.short_repr import short_repr
 from configs.common.strict_json import parse_json
 from configs.common.whole_files import write_whole
 from sharding.plans.compiled_units import check_compiled_unit
+from sharding.plans.device_numbers import count_distinct
 from sharding.plans.plan_error import PlanError
 from sharding.plans.plan_html import plan_html
 from sharding.plans.plan_purpose import PlanPurpose, differences, module_sizes
@@ -85,7 +86,7 @@ class Plan:
     @property
     def device_count(self) -> int:
         """Number of distinct devices."""
-        return len({device for unit in self.units for device in unit.devices})
+        return count_distinct(unit.devices for unit in self.units)
 
     def unit_of(self, module: str) -> UnitPlan:
         """The unit that holds a module."""

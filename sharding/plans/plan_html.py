@@ -9,6 +9,7 @@ from sharding.html.colours import series_colour
 from sharding.html.elements import Html, element, table
 from sharding.html.numbers import count_of
 from sharding.html.svg import Scale, bottom_axis, drawing, rectangle, text, text_width
+from sharding.plans.device_numbers import count_distinct
 from sharding.plans.unit_plan import UnitPlan
 
 _WIDTH, _NARROWEST, _LABELS, _ROW = 820, 600, 176, 26
@@ -24,7 +25,7 @@ def plan_html(units: Sequence[UnitPlan], rows: Sequence[dict[str, str]], schedul
         schedule: Name of the schedule.
         microbatches: Microbatches of a step.
     """
-    devices = len({device for unit in units for device in unit.devices})
+    devices = count_distinct(unit.devices for unit in units)
     words = f"{count_of(devices, 'device')}, {count_of(microbatches, 'microbatch')}, schedule {schedule}."
     cells = [tuple(row.values()) for row in rows]
     return element("div", element("p", words), placement_drawing(units), table(tuple(rows[0]), cells))

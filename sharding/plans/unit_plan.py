@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 from configs.common.short_repr import short_repr
+from sharding.plans.device_numbers import Devices, as_devices
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan_error import PlanError
 from sharding.plans.schedule_hints import ScheduleHints
@@ -31,7 +32,7 @@ class UnitPlan:
         name: Name of the unit.
         modules: Modules in chain order, each feeding the next.
         devices: Indices of pipeline_replicas * dp * cp * tp * pp devices: by pipeline replica, then by pipeline rank,
-            then by data, context-parallel and tensor rank.
+            then by data, context-parallel and tensor rank. Consecutive ones become a `range`.
         layers: How many layers of the chained modules each virtual stage owns, in chain order; pp * chunks numbers.
         parallelism: How its devices divide the work of every stage.
         recompute: Activation recomputation of the layers of each virtual stage: a policy (`none`, `selective`,
@@ -52,7 +53,7 @@ class UnitPlan:
 
     name: str
     modules: tuple[str, ...]
-    devices: tuple[int, ...] = dataclasses.field(metadata={FROM_TEXT: TextForm(parse_device_ranges, "0-3,8-11")})
+    devices: Devices = dataclasses.field(metadata={FROM_TEXT: TextForm(parse_device_ranges, "0-3,8-11")})
     _: dataclasses.KW_ONLY
     layers: tuple[int, ...] = (1,)
     parallelism: Parallelism = Parallelism()
@@ -67,6 +68,7 @@ class UnitPlan:
     def __post_init__(self) -> None:
         if not self.name or not self.modules or not self.layers:
             raise PlanError(f"unit {self.name!r}: a unit needs a name, at least one module and at least one stage")
+        object.__setattr__(self, "devices", as_devices(self.devices))
         with self._named():
             self._check_bounds()
             self._check_phase_rows()
@@ -117,10 +119,14 @@ class UnitPlan:
                 f"{self.parallelism.product(self.pp)} (stages in layers) needs {needed} devices, but it lists "
                 f"{len(self.devices)}"
             )
-        if len(set(self.devices)) != needed:
+        if isinstance(self.devices, range):
+            ends = (self.devices[0], self.devices[-1])
+        elif len(set(self.devices)) == needed:
+            ends = (min(self.devices), max(self.devices))
+        else:
             repeated = next(device for device, count in collections.Counter(self.devices).items() if count > 1)
             raise PlanError(f"devices must differ, but {repeated} is listed more than once")
-        for device in (min(self.devices), max(self.devices)):
+        for device in ends:
             if not 0 <= device < bounds.MAX_DEVICES:
                 raise PlanError(f"there is no device {device}; they are 0 to {bounds.MAX_DEVICES - 1}")
 
@@ -211,20 +217,20 @@ class UnitPlan:
         """Stages with programs of their own: the virtual stages, or one where a step of the unit is one program."""
         return 1 if self.is_compiled else self.stage_count
 
-    def program_devices(self, stage: int, pipeline_replica: int) -> tuple[int, ...]:
+    def program_devices(self, stage: int, pipeline_replica: int) -> Devices:
         """The devices of the programs of a stage: by data rank, or by pipeline rank where a step is one program."""
         return self.devices if self.is_compiled else self.pipeline_replica_devices(stage, pipeline_replica)
 
-    def rank_devices(self, rank: int) -> tuple[int, ...]:
+    def rank_devices(self, rank: int) -> Devices:
         """The dp * cp * tp devices of a pipeline rank, `rank` being pipeline_replica * pp + stage % pp."""
         size = self.parallelism.rank_size
         return self.devices[rank * size : (rank + 1) * size]
 
-    def pipeline_replica_devices(self, stage: int, pipeline_replica: int) -> tuple[int, ...]:
+    def pipeline_replica_devices(self, stage: int, pipeline_replica: int) -> Devices:
         """The devices of a virtual stage in one pipeline replica, by data, context-parallel and tensor rank."""
         return self.rank_devices(pipeline_replica * self.pp + stage % self.pp)
 
-    def stage_devices(self, stage: int) -> tuple[int, ...]:
+    def stage_devices(self, stage: int) -> Devices:
         """The devices of a virtual stage: by pipeline replica, then by data, context-parallel and tensor rank."""
         replicas = range(self.parallelism.pipeline_replicas)
         parts = [self.pipeline_replica_devices(stage, replica) for replica in replicas]

@@ -68,7 +68,7 @@ def _most_saved(
     """
     graph = op_graph.stage_graph
     starts, ends = _by_stage(spans, graph)
-    owners, times, changes = [], [], []  # a column for every stage of every group: its microbatches' starts and ends
+    owners, times, changes = [], [], []  # a column for every stage of every group: its microbatches' ends and starts
     for stage, stage_groups in groups.groups_of.items():
         part, column = np.nonzero(groups.is_first[stage])
         group = stage_groups[part, column]
@@ -86,8 +86,8 @@ def _most_saved(
             if stage in by_stage:
                 saved = by_stage[stage][:, part_of_copy] * (taken_by[:, None] == pipeline_replica)
                 owners.append(group)
-                times.append(np.concatenate([starts[kind, stage], released])[:, replica])
-                changes.append(np.concatenate([saved, -saved]))
+                times.append(np.concatenate([released, starts[kind, stage]])[:, replica])
+                changes.append(np.concatenate([-saved, saved]))
     joined = [np.concatenate(arrays, axis=-1) for arrays in (owners, times, changes)]
     return _peaks(joined[0], joined[1], joined[2], len(groups.sizes))
 
@@ -136,7 +136,10 @@ def _peaks(
     changes: Float[np.ndarray, "e c"],
     count: int,
 ) -> Float[np.ndarray, " n"]:
-    """For every owner, the highest running sum of the changes in its columns; at one moment releases come first."""
+    """For every owner, the highest running sum of the changes in its columns.
+
+    Releases, which come first in the columns, also come first of the changes at one moment.
+    """
     peaks, columns_of = np.zeros(count), np.bincount(owners, minlength=count)
     by_owner = np.argsort(owners, kind="stable")
     first = np.cumsum(columns_of) - columns_of
@@ -146,6 +149,6 @@ def _peaks(
         times_of, changes_of = (
             table[:, columns].transpose(1, 0, 2).reshape(len(alike), -1) for table in (times, changes)
         )
-        order = np.lexsort((changes_of, times_of))
+        order = np.argsort(times_of, axis=1, kind="stable")
         peaks[alike] = np.take_along_axis(changes_of, order, axis=1).cumsum(axis=1).max(axis=1)
     return peaks

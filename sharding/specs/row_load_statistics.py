@@ -58,12 +58,22 @@ class RowLoadStatistics:
 
         Otherwise each row of the statistics comes as often as any other, in random order.
         """
+        return {module: self.sample_module(module, rows, seed) for module in self.loads}
+
+    def sample_module(self, module: str, rows: int, seed: int = 0) -> Loads:
+        """One module's loads of `sample_batch`."""
         if self.step_rows == rows:
             first = seed % (self.rows // rows) * rows
-            return {module: loads[first : first + rows] for module, loads in self.loads.items()}
-        random = np.random.default_rng(seed)
-        order = np.concatenate([random.permutation(self.rows) for _ in range(-(-rows // self.rows))])[:rows]
-        return {module: loads[order] for module, loads in self.loads.items()}
+            return self.loads[module][first : first + rows]
+        return self.loads[module][_random_order(self.rows, rows, seed)]
+
+
+# Planners draw the same rows for every module, and again for many plans.
+@functools.lru_cache(maxsize=32)
+def _random_order(count: int, rows: int, seed: int) -> Int[np.ndarray, " rows"]:
+    """Numbers below `count`, each as often as any other, in random order."""
+    random = np.random.default_rng(seed)
+    return np.concatenate([random.permutation(count) for _ in range(-(-rows // count))])[:rows]
 
 
 # Planning and simulating draw the same rows again and again, for a second each time.

@@ -3,6 +3,8 @@
 `item_tables.py` orders the rows of a phase by it.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Int
 
@@ -59,7 +61,7 @@ def _nodes_in_order(phase_nodes: Int[np.ndarray, " p"], backbone_nodes: Int[np.n
     return len(order)
 
 
-def _node_of_rows(devices: tuple[int, ...], replica_size: int, rows: int, per_node: int) -> Int[np.ndarray, " r"]:
+def _node_of_rows(devices: Sequence[int], replica_size: int, rows: int, per_node: int) -> Int[np.ndarray, " r"]:
     """The node of each row: the node of the first device of the replica that computes it."""
     replicas = np.array(devices[::replica_size]) // per_node
     return np.repeat(replicas, rows // len(replicas))

@@ -3,6 +3,7 @@
 `plan_costs` and planners of chains read the seconds of hops and of gathered rows from `HopCosts`.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -155,9 +156,7 @@ class HopCosts:
         self, source: PipelineRank, target: PipelineRank, size: Float[np.ndarray, "m i"]
     ) -> Float[np.ndarray, "m i"]:
         node, devices = self._node_of(source), self._stages.rank_devices
-        count = len(devices[source]) + len(devices[target])
-        if not devices[source].isdisjoint(devices[target]):
-            count = len(devices[source] | devices[target])
+        count = _count_in_either(devices[source], devices[target])
         inside = node is not None and node == self._node_of(target)
         return np.asarray(self._costs.hop(size, inside, count))
 
@@ -196,3 +195,9 @@ class HopCosts:
             first, last = min(devices) // size, max(devices) // size
             self._nodes[rank] = first if first == last else None
         return self._nodes[rank]
+
+
+@functools.lru_cache(maxsize=1024)
+def _count_in_either(devices: frozenset[int], others: frozenset[int]) -> int:
+    """Number of devices in one of two sets or in both."""
+    return len(devices) + len(others) - (0 if devices.isdisjoint(others) else len(devices & others))

@@ -6,8 +6,6 @@
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from sharding.costs.batch_costs import BatchCosts, LayerCosts
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.node_placement import NodePlacement, ParameterRanks, parameter_ranks
@@ -15,6 +13,7 @@ from sharding.costs.stages.hop_costs import HopCosts
 from sharding.costs.stages.once_per_step import OncePerStep, once_per_step
 from sharding.costs.stages.sharded_weights import NO_EXCHANGE, WeightExchange, weight_exchange
 from sharding.costs.stages.stage_parameters import LayersOfStage, layer_key, module_parallelism
+from sharding.plans.device_numbers import device_array
 from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.resolved.stage_graph import StageGraph, StageId
 from sharding.plans.resolved.trained_parts import RequiredGradients
@@ -117,7 +116,7 @@ class PlanLayers:
     def _parameter_ranks(self, unit: UnitPlan, number: int, ranks: LayerParallelism) -> ParameterRanks:
         devices, tp = unit.stage_devices(number), ranks.tp
         if unit.is_compiled:  # pipeline ranks hold different parameters, as tensor ranks do
-            by_pipeline_rank = np.reshape(unit.devices, (unit.pp, -1, unit.parallelism.tp))
+            by_pipeline_rank = device_array(unit.devices).reshape(unit.pp, -1, unit.parallelism.tp)
             devices, tp = by_pipeline_rank.swapaxes(0, 1).ravel().tolist(), unit.pp * unit.parallelism.tp
         dp, per_node = unit.parallelism.pipeline_replicas * ranks.dp, self._costs.devices_per_node
         return parameter_ranks(devices, per_node, dp=dp, cp=ranks.cp, tp=tp, ep=ranks.ep, fsdp=ranks.fsdp)

@@ -14,6 +14,7 @@ from sharding.planners.colocation.backbone_layouts import BackboneLayout
 from sharding.planners.layouts.placement import make_unit
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.tables.module_table import ModuleTable
+from sharding.plans.device_numbers import device_array
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layers.layer import RecomputePolicy
 
@@ -159,7 +160,7 @@ def pipeline_replica_devices(backbone: UnitPlan, pp: int, tp: int) -> tuple[int,
         pp: Pipeline ranks of a pipeline replica; they divide the backbone's.
         tp: Tensor ranks of a pipeline replica; they divide the backbone's.
     """
-    by_rank = np.array(backbone.devices).reshape(
+    by_rank = device_array(backbone.devices).reshape(
         backbone.pp // pp, pp, backbone.parallelism.dp, backbone.parallelism.tp // tp, tp
     )
     return tuple(by_rank.transpose(0, 3, 1, 2, 4).ravel().tolist())

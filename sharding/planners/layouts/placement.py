@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from sharding.planners.layouts.disjoint_layout import DisjointLayout, ModuleChoice
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.tables.fixed_ranks import SINGLE_RANKS, FixedRanks
+from sharding.plans.device_numbers import shifted
 from sharding.plans.parallelism import CollectivesName, Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
@@ -47,7 +48,7 @@ def make_unit(
     return UnitPlan(
         modules[-1],
         modules,
-        tuple(range(count)),
+        range(count),
         layers=layers,
         recompute=(recompute,) * len(layers),
         phase_rows=rows,
@@ -82,4 +83,4 @@ def unit_of_choice(problem: PlanningProblem, name: str, choice: ModuleChoice) ->
 
 
 def _move(unit: UnitPlan, first_device: int) -> UnitPlan:
-    return dataclasses.replace(unit, devices=tuple(first_device + device for device in unit.devices))
+    return dataclasses.replace(unit, devices=shifted(unit.devices, first_device))

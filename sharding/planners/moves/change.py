@@ -101,7 +101,7 @@ def _changed_unit(problem: PlanningProblem, unit: UnitPlan, change: UnitChange |
     phase_rows = unit.phase_rows if change.phase_rows is None else change.phase_rows
     return dataclasses.replace(
         unit,
-        devices=tuple(range(parallelism.device_count(len(layers) // parallelism.chunks))),
+        devices=range(parallelism.device_count(len(layers) // parallelism.chunks)),
         layers=layers,
         parallelism=parallelism,
         recompute=_recompute(change.policies or all_policies(unit), layers),
@@ -143,8 +143,9 @@ def _recompute(policies: tuple[RecomputePolicy, ...], layers: tuple[int, ...]) -
 
 def _on_shared_devices(problem: PlanningProblem, plan: Plan, units: list[UnitPlan]) -> list[UnitPlan]:
     """The units on their devices; more pipeline ranks are on idle devices."""
-    used = {device for unit in plan.units for device in unit.devices}
-    idle = [device for device in range(problem.devices) if device not in used]
+    is_larger = any(len(unit.devices) > len(old.devices) for old, unit in zip(plan.units, units, strict=True))
+    used = set().union(*(unit.devices for unit in plan.units)) if is_larger else set()
+    idle = [device for device in range(problem.devices) if device not in used] if is_larger else []
     placed = []
     for old, unit in zip(plan.units, units, strict=True):
         more = len(unit.devices) - len(old.devices)
@@ -152,7 +153,7 @@ def _on_shared_devices(problem: PlanningProblem, plan: Plan, units: list[UnitPla
             raise PlanError(f"unit {unit.name} shares its {len(old.devices)} devices; use as many")
         if more > len(idle):
             raise PlanError(f"unit {unit.name} needs {more} more devices, but {len(idle)} are idle; use fewer")
-        devices = old.devices[: len(unit.devices)] + tuple(idle[: max(more, 0)])
+        devices = (*old.devices, *idle[:more]) if more > 0 else old.devices[: len(unit.devices)]
         idle = idle[max(more, 0) :]
         placed.append(dataclasses.replace(unit, devices=devices))
     return placed

@@ -74,7 +74,7 @@ class ChainLayout:
         return UnitPlan(
             self.modules[-1],
             self.modules,
-            tuple(range(self.stage_devices * self.pp)),
+            range(self.stage_devices * self.pp),
             layers=layers,
             recompute=tuple(recompute),
             parallelism=Parallelism(

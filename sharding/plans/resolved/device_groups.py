@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
+from sharding.plans.device_numbers import device_array
 from sharding.plans.plan import Plan
 from sharding.plans.resolved.stage_graph import PipelineReplicas, StageId
 from sharding.plans.unit_plan import UnitPlan
@@ -94,9 +95,9 @@ def replica_devices(plan: Plan, stages: Iterable[StageId]) -> dict[StageId, Int[
 
     def devices(unit: UnitPlan, stage: int) -> Int[np.ndarray, "_ _"]:
         if unit.is_compiled:  # the replicas of every pipeline rank, next to each other
-            by_rank = np.array(unit.devices).reshape(unit.pp, unit.parallelism.shared_replicas, -1)
+            by_rank = device_array(unit.devices).reshape(unit.pp, unit.parallelism.shared_replicas, -1)
             return by_rank.swapaxes(0, 1).reshape(unit.parallelism.shared_replicas, -1)
-        return np.array(unit.stage_devices(stage)).reshape(
+        return device_array(unit.stage_devices(stage)).reshape(
             unit.parallelism.pipeline_replicas * unit.parallelism.shared_replicas, -1
         )
 

@@ -6,6 +6,7 @@ import graphlib
 import heapq
 from collections.abc import Callable, Iterable, Mapping
 
+from sharding.plans.device_numbers import device_set
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_layers import LayerRun
@@ -253,13 +254,13 @@ def stage_graph(plan: Plan, graph: ModuleGraph, layers: Mapping[StageId, tuple[L
     first_stage: dict[str, StageId] = {}
     last_stage: dict[str, StageId] = {}
     for unit in plan.units:
-        rank_devices = [frozenset(unit.stage_devices(rank)) for rank in range(unit.pp)]
+        rank_devices = [device_set(unit.stage_devices(rank)) for rank in range(unit.pp)]
         if unit.is_compiled:
-            rank_devices = [frozenset(unit.devices)]
+            rank_devices = [device_set(unit.devices)]
         if unit.parallelism.pipeline_replicas > 1:
             pipeline_replicas[unit.name] = PipelineReplicas(
                 tuple(
-                    frozenset(unit.rank_devices(rank)) for rank in range(unit.parallelism.pipeline_replicas * unit.pp)
+                    device_set(unit.rank_devices(rank)) for rank in range(unit.parallelism.pipeline_replicas * unit.pp)
                 ),
                 unit.replica_of_microbatches(plan.microbatches),
             )

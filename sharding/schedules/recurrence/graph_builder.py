@@ -70,10 +70,16 @@ class WaitGraphBuilder:
         by_table = np.argsort(tables, kind="stable")
         bounds = np.searchsorted(tables[by_table], np.arange(len(self._tables) + 1))
         for number, table in enumerate(self._tables):
-            chosen = by_table[bounds[number] : bounds[number + 1], None, None]
-            awaited = bases[chosen] + table
-            awaited[:, table == NO_NODE] = 0
-            height, width = table.shape
+            chosen = by_table[bounds[number] : bounds[number + 1]]
+            (height, width), is_filled = table.shape, table != NO_NODE
+            if width >= _WIDE:  # a copy of every row takes less than an index of every entry
+                for wait in chosen.tolist():
+                    for row in range(height):
+                        begin = places[wait] + row * steps[wait]
+                        waits[begin : begin + width] = (table[row] + bases[wait]) * is_filled[row]
+                continue
+            chosen = chosen[:, None, None]
+            awaited = (bases[chosen] + table) * is_filled
             waits[places[chosen] + steps[chosen] * np.arange(height)[:, None] + np.arange(width)] = awaited
         return WaitGraph(1 + int(sizes.sum()), blocks.split(waits)), blocks.first_nodes
 
@@ -125,6 +131,9 @@ class _Blocks:
             for first, count, height, end in zip(*(column.tolist() for column in columns), strict=True)
         )
 
+
+_WIDE = 64
+"""Nodes of a range from which its waits are copied one row after the other."""
 
 _SHORT = 4
 """Columns of no more waits share a block."""

@@ -28,7 +28,7 @@ def test_a_copy_of_the_encoder_is_on_the_devices_of_each_pipeline_rank(case):
         2,
     )
     assert [encoder.devices[pipeline_replica * 2 : pipeline_replica * 2 + 2] for pipeline_replica in range(4)] == [
-        tuple(backbone.rank_devices(rank)) for rank in range(4)
+        backbone.rank_devices(rank) for rank in range(4)
     ]
     assert set(encoder.schedule_hints.replica_of_microbatch) == {0, 1, 2, 3}
     assert case.problem.memory_fraction(case.problem.simulate(plan)) <= 1

@@ -53,7 +53,7 @@ def test_each_module_has_a_device_of_its_own():
     model = tiny_model()
     plan = dataclasses.replace(single_device_plan(module_graph(model), 4), schedule="gpipe")
     plan = comparison.one_device_per_module(model, plan)
-    assert [unit.devices for unit in plan.units] == [(0,), (1,), (2,)]
+    assert [unit.devices for unit in plan.units] == [range(0, 1), range(1, 2), range(2, 3)]
     assert (plan.microbatches, plan.schedule) == (4, "gpipe")
 
 

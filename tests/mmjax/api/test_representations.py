@@ -49,7 +49,7 @@ def planned():
 def check_plan() -> None:
     assert_fits(planned(), "disaggregated")
     assert_fits(planned().plan, "UnitPlan(name='vision'", "UnitPlan(name='backbone'", "made_for=")
-    assert_fits(planned().plan.units[0], "in all)")
+    assert_fits(planned().plan.units[0], "devices=range(")
     assert_fits(planned().plan.made_for)
     assert_fits(planned().timeline, "2896 ops")
 

@@ -43,7 +43,7 @@ def test_it_has_copies_beside_the_backbone_and_bundles_of_every_kind(steps):
         ("backbone", 1, 1),
         ("generator", 4, 1),
     ]
-    assert {unit.devices for unit in units} == {tuple(range(8))}
+    assert {unit.devices for unit in units} == {range(8)}
     kinds = collections.Counter((first.kind, second.kind) for first, second in find_bundles(trainer.engine.schedule))
     assert kinds == {
         ("forward", "forward"): 3,

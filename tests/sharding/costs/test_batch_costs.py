@@ -74,7 +74,8 @@ def test_plans_that_divide_the_batch_into_as_many_parts_share_what_layers_take()
 
 def test_items_of_a_microbatch_are_dealt_over_any_number_of_replicas():
     rows = np.array([[50.0, 500.0, 5.0, 0.0], [20.0, 100.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0], [8.0, 8.0, 0.0, 0.0]])
-    dealt = dealt_loads(replica_loads(rows, 2, 1)[:, 0], 3)
+    of_kinds, kind = dealt_loads(replica_loads(rows, 2, 1)[:, 0], 3)
+    dealt = np.take_along_axis(of_kinds, kind[:, :, None], axis=1)
     np.testing.assert_array_equal(dealt[0, :, 2], [3, 2, 2])
     np.testing.assert_allclose(dealt[0, :, 0], [30, 20, 20])
     np.testing.assert_allclose(dealt[1, :, 0], [8 / 3] * 3)  # a load without items is divided evenly

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig
-from sharding.costs.own_rows import OwnRows, dealt_items, executed_loads, fullest_row
+from sharding.costs.own_rows import OwnRows, dealt_shares, executed_loads, fullest_row
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
@@ -20,15 +22,25 @@ IMAGES = np.array([[192.0, 3 * 64.0**2, 3.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
 
 
 def test_items_differ_by_one_at_most_and_fractions_are_kept():
-    np.testing.assert_array_equal(dealt_items(np.array([7.0, 2.0]), 3), [[3, 2, 2], [1, 1, 0]])
-    np.testing.assert_allclose(dealt_items(np.array([6.75]), 2), [[3.75, 3.0]])
+    for items, parts, each in (([7.0, 2.0], 3, [[3, 2, 2], [1, 1, 0]]), ([6.75], 2, [[3.75, 3.0]])):
+        shares = dealt_shares(np.array(items), parts)
+        np.testing.assert_allclose(np.take_along_axis(shares.items, shares.kind, axis=1), each)
 
 
-@pytest.mark.parametrize("capacities, computed", [((), (128, 64)), ((128,), (128, 128)), ((100, 150, 400), (150, 150))])
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=5), st.integers(1, 12), st.sampled_from([0.0, 0.25, 0.5]))
+def test_the_kinds_of_shares_are_the_kinds_that_shares_have(items, parts, fraction):
+    dealt = dealt_shares(np.array(items, float) + fraction, parts)
+    each = np.take_along_axis(dealt.items, dealt.kind, axis=1)
+    np.testing.assert_allclose(each.sum(axis=1), np.array(items) + fraction)
+    for of_kinds, of_shares in zip(dealt.items, each, strict=True):
+        assert set(of_kinds) == set(of_shares) and np.ptp(of_shares) <= 1
+        assert (np.diff(of_shares) <= 0).all()
+
+
+@pytest.mark.parametrize("capacities, computed", [((128,), 128), ((100, 150, 400), 150)])
 def test_replicas_compute_the_smallest_capacity_that_holds_a_microbatch(capacities, computed):
     loads = executed_loads(IMAGES, OwnRows(2, capacities), 2, GRAPH["vision"])
-    np.testing.assert_allclose(loads[0, :, 0], computed)
-    np.testing.assert_allclose(loads[0, :, 1], 64 * np.array(computed))  # padding counts like images of 64 patches
+    np.testing.assert_allclose(loads[0, :2], [computed, 64 * computed])  # padding counts like images of 64 patches
     assert not loads[1].any()
 
 
@@ -36,8 +48,8 @@ def test_several_rows_a_replica_and_items_that_fit_nowhere():
     module = GRAPH["vision"]
     np.testing.assert_allclose(fullest_row(IMAGES, 4, module), [64, 0])
     loads = executed_loads(IMAGES, OwnRows(4, (80,)), 2, module)
-    np.testing.assert_allclose(loads[0, :, 0], [160, 160])
-    np.testing.assert_allclose(executed_loads(IMAGES, OwnRows(2, (80,)), 2, module)[0, :, 0], [128, 128])
+    np.testing.assert_allclose(loads[0, 0], 160)
+    np.testing.assert_allclose(executed_loads(IMAGES, OwnRows(2, (80,)), 2, module)[0, 0], 128)
 
 
 def test_capacities_are_counted_in_frames_and_in_target_images():
@@ -45,7 +57,7 @@ def test_capacities_are_counted_in_frames_and_in_target_images():
     np.testing.assert_allclose(fullest_row(IMAGES, 2, graph["audio"]), [256, 0])  # two frames a position
     assert graph["audio"].values_per_slot == 2 * AUDIO.merge
     drawn = np.array([[0.0, 0.0, 5.0, 0.0]])
-    np.testing.assert_allclose(executed_loads(drawn, OwnRows(2, (2, 4)), 2, GRAPH["generator"])[0, :, 2], [4, 4])
+    np.testing.assert_allclose(executed_loads(drawn, OwnRows(2, (2, 4)), 2, GRAPH["generator"])[0, 2], 4)
 
 
 def plan(dp: int = 3, **row_fields) -> Plan:

@@ -46,7 +46,7 @@ def test_a_valid_plan_passes_and_counts_its_devices():
     resolve_plan(PLAN, GRAPH, 8, 16)
     assert PLAN.device_count == 7
     assert PLAN.unit_of("backbone") is BACKBONE
-    assert BACKBONE.stage_devices(0) == (2, 3) and BACKBONE.stage_devices(1) == (4, 5)
+    assert BACKBONE.stage_devices(0) == range(2, 4) and BACKBONE.stage_devices(1) == range(4, 6)
 
 
 def test_chunks_lie_on_the_devices_of_their_stage():
@@ -59,7 +59,7 @@ def test_chunks_lie_on_the_devices_of_their_stage():
         parallelism=Parallelism(tp=2, chunks=2),
     )
     assert (unit.pp, unit.stage_count) == (2, 4)
-    assert [unit.stage_devices(stage) for stage in range(4)] == [(4, 5), (6, 7)] * 2
+    assert [unit.stage_devices(stage) for stage in range(4)] == [range(4, 6), range(6, 8)] * 2
     plan = Plan((VISION, unit, GENERATOR), schedule="interleaved")
     resolve_plan(plan, GRAPH, 8, 2)
     assert [row["chunks"] for row in plan.table()] == ["1", "2", "1"] and "chunks" not in PLAN.table()[0]
@@ -83,7 +83,7 @@ RANKED = UnitPlan(
 
 
 def test_sequence_ranks_take_devices_and_expert_ranks_do_not():
-    assert RANKED.stage_devices(1) == tuple(range(8, 16)) and RANKED.parallelism.replica_size == 4
+    assert RANKED.stage_devices(1) == range(8, 16) and RANKED.parallelism.replica_size == 4
     plan = Plan((UnitPlan("eyes", ("eyes",), (16,)), RANKED))
     resolve_plan(plan, experts_and_sequence(), devices=17)
     assert [(row["cp"], row["ep"]) for row in plan.table()] == [("1", "1"), ("2", "2")]

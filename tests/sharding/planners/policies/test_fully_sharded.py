@@ -50,7 +50,7 @@ def test_a_larger_group_takes_less_memory():
     memory = {}
     for group in (4, 16):
         case = problem(devices=16, rows=16)
-        plans = [plan for plan in fully_sharded.plans(case) if plan.unit_of("backbone").devices == tuple(range(16))]
+        plans = [plan for plan in fully_sharded.plans(case) if plan.unit_of("backbone").devices == range(16)]
         memory[group] = min(
             case.memory_fraction(case.simulate(dataclasses.replace(plan, units=_grouped(plan, group))))
             for plan in plans

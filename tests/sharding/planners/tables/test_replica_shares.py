@@ -32,7 +32,8 @@ def test_shares_are_those_of_dealt_loads(items, dp, ep):
     assert shares.active == pytest.approx((totals > 0).mean())
     assert (shares.replicas % ep == 0).all() and len(set(shares.replicas)) == len(shares.replicas)
     for replicas, rows in zip(shares.replicas.tolist(), shares.rows, strict=True):
-        dealt = dealt_loads(replica_loads(loads, len(totals), 1)[:, 0], replicas)[totals > 0, :, LoadColumn.ITEMS]
+        of_kinds, _ = dealt_loads(replica_loads(loads, len(totals), 1)[:, 0], replicas)
+        dealt = of_kinds[totals > 0, :, LoadColumn.ITEMS]
         assert rows == pytest.approx(dealt.max(axis=1).mean() / per_row)
     least = sharing.least_share(dp)
     assert (least.count * least.rows <= shares.active * shares.rows * shares.replicas + 1e-9).all()

@@ -1,0 +1,51 @@
+"""Device numbers of units: a `range` where they are consecutive, so that plans of many devices are small and fast."""
+
+import functools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+Devices = tuple[int, ...] | range
+"""Device numbers in order; consecutive ones are a `range`, so that equal numbers compare equal."""
+
+
+def as_devices(numbers: Sequence[int]) -> Devices:
+    """Device numbers as `Devices`."""
+    if not numbers:
+        return ()
+    if isinstance(numbers, range) and numbers.step == 1:
+        return numbers
+    consecutive = range(numbers[0], numbers[0] + len(numbers))
+    return consecutive if all(map(int.__eq__, numbers, consecutive)) else tuple(numbers)
+
+
+def shifted(devices: Devices, first: int) -> Devices:
+    """The devices, each with a number higher by `first`."""
+    if isinstance(devices, range):
+        return range(devices.start + first, devices.stop + first)
+    return tuple(first + device for device in devices)
+
+
+def device_array(devices: Devices) -> Int[np.ndarray, " n"]:
+    """The devices as an array."""
+    return np.arange(devices.start, devices.stop) if isinstance(devices, range) else np.array(devices, int)
+
+
+@functools.lru_cache(maxsize=256)
+def device_set(devices: Devices) -> frozenset[int]:
+    """The devices as a set."""
+    return frozenset(devices)
+
+
+def count_distinct(parts: Iterable[Devices]) -> int:
+    """Number of different devices."""
+    parts = list(parts)
+    ranges = [part for part in parts if isinstance(part, range)]
+    if len(ranges) < len(parts):
+        return len(set().union(*parts))
+    count = end = 0
+    for part in sorted(ranges, key=lambda part: part.start):
+        count += max(0, part.stop - max(part.start, end))
+        end = max(end, part.stop)
+    return count
