@@ -28,6 +28,7 @@ OVERFLOW = 1e-9
 """Probability of a microbatch for which the largest capacity is too small, if rows are drawn independently."""
 
 _DRAWN = 256  # microbatches at least
+_DRAWN_ROWS = 2**19  # of all microbatches together: as many of the larger ones as have so many rows
 _BLOCK = 64  # positions
 _MANY_BLOCKS = 16  # so that rounding up costs little
 
@@ -86,7 +87,7 @@ def _drawn_microbatches(
     data: RowLoadStatistics, batch_rows: int, seed: int, module: str, rows: int
 ) -> Float[np.ndarray, "m 4"]:
     """Returns the loads of drawn microbatches of so many rows, from several global batches if one has few."""
-    batches = -(-_DRAWN * rows // batch_rows)
+    batches = -(-min(_DRAWN * rows, max(_DRAWN_ROWS, batch_rows)) // batch_rows)
     drawn = [data.sample_module(module, batch_rows, seed + number) for number in range(batches)]
     return np.concatenate(drawn).reshape(-1, rows, len(LoadColumn)).sum(axis=1)
 

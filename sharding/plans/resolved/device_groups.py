@@ -125,15 +125,12 @@ def replicas_of_microbatch(
 
 
 @functools.cache
-def source_replicas(sources: int, targets: int, exchanged: bool = False) -> Int[np.ndarray, "_ _"]:
+def source_replicas(sources: int, targets: int) -> Int[np.ndarray, "_ _"]:
     """For every replica of a target stage, the replicas of the source stage whose rows it takes.
 
     Each of n replicas holds an n-th of a microbatch's rows, in order; target j takes rows of every source whose share
     overlaps [j / targets, (j + 1) / targets). A target with fewer sources than another repeats its last.
-    Where rows are exchanged (`StageGraph.exchanges`), any source may hold items of any target.
     """
-    if exchanged:
-        return np.tile(np.arange(sources), (targets, 1))
     target = np.arange(targets)
     first = target * sources // targets
     last = -(-(target + 1) * sources // targets) - 1
@@ -144,9 +141,20 @@ def source_replicas(sources: int, targets: int, exchanged: bool = False) -> Int[
 def latest_of_sources(
     ends: Float[np.ndarray, "*m i"], targets: int, exchanged: bool = False
 ) -> Float[np.ndarray, "*m j"]:
-    """For every replica of a target stage, when the last of its source replicas is ready, or another most of theirs."""
+    """For every replica of a target stage, when the last of its source replicas is ready, or another most of theirs.
+
+    Where rows are exchanged (`StageGraph.exchanges`), any source may hold items of any target.
+    """
     if exchanged:
         return np.repeat(ends.max(axis=-1, keepdims=True), targets, axis=-1)
     if ends.shape[-1] == targets:
         return ends
     return ends[..., source_replicas(ends.shape[-1], targets)].max(axis=-1)
+
+
+def last_source(ends: Float[np.ndarray, " i"], targets: int, exchanged: bool = False) -> Int[np.ndarray, " j"]:
+    """For every replica of a target stage, the last of its source replicas to be ready, as in `latest_of_sources`."""
+    if exchanged:
+        return np.full(targets, ends.argmax())
+    sources = source_replicas(len(ends), targets)
+    return np.take_along_axis(sources, ends[sources].argmax(axis=1)[:, None], axis=1)[:, 0]

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sharding.plans.resolved.device_groups import DeviceGroups, replicas_of_microbatch, source_replicas
+from sharding.plans.resolved.device_groups import DeviceGroups, last_source, latest_of_sources, replicas_of_microbatch
 from sharding.plans.resolved.stage_graph import StageGraph, StageId
 from sharding.schedules.ops import COMPUTE_KINDS, TRANSFERS, OpKind, PipelineOp
 from sharding.simulation.op_spans.spans import Span
@@ -220,8 +220,7 @@ class _Replay:
         op, kind = hop.op, _PRODUCER[hop.op.kind]
         produced = self._ran[kind, op.stage_id, op.microbatch]
         exchanged = self._stages.is_exchange(op.stage_id, op.target_id)
-        sources = source_replicas(len(produced.end), len(hop.end), exchanged)
-        last = np.take_along_axis(sources, produced.end[sources].argmax(axis=1)[:, None], axis=1)[:, 0]
+        last = last_source(produced.end, len(hop.end), exchanged)
         seconds = produced.own_seconds
         mean = seconds.mean()
         return {
@@ -274,11 +273,12 @@ class _Replay:
         source, target = self._ends(span.op)
         start, end = np.full(len(self._free), np.inf), np.full(len(self._free), -np.inf)
         exchanged = self._stages.is_exchange(span.op.stage_id, span.op.target_id)
-        targets_of_source = source_replicas(len(target), len(source), exchanged)
+        first_start = -latest_of_sources(-span.start, len(source), exchanged)
+        last_end = latest_of_sources(span.end, len(source), exchanged)
         np.minimum.at(start, target, span.start[:, None])
-        np.minimum.at(start, source, span.start[targets_of_source].min(axis=1)[:, None])
+        np.minimum.at(start, source, first_start[:, None])
         np.maximum.at(end, target, span.end[:, None])
-        np.maximum.at(end, source, span.end[targets_of_source].max(axis=1)[:, None])
+        np.maximum.at(end, source, last_end[:, None])
         return start, end
 
     def _divide_transfer_gap(

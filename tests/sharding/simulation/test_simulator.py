@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 
 from sharding.plans.plan import Plan
-from sharding.plans.resolved.device_groups import group_devices, replica_devices, source_replicas
+from sharding.plans.resolved.device_groups import (
+    group_devices,
+    last_source,
+    latest_of_sources,
+    replica_devices,
+    source_replicas,
+)
 from sharding.plans.resolved.stage_graph import StageGraph
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_events
 from sharding.schedules.list_scheduling import schedule_of_events
@@ -233,6 +239,23 @@ def test_rows_go_to_the_replicas_whose_shares_overlap(sources, targets):
     assert [sorted(set(row)) for row in source_replicas(sources, targets).tolist()] == overlapping_replicas(
         sources, targets
     )
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+@pytest.mark.parametrize(("sources", "targets"), [(1, 5), (5, 1), (3, 4), (4, 2), (6, 6)])
+def test_a_target_waits_for_the_last_of_its_sources(sources, targets, exchanged):
+    ends = np.random.default_rng(sources).permutation(sources).astype(float)
+    of_target = [range(sources)] * targets if exchanged else overlapping_replicas(sources, targets)
+    last = [max(replicas, key=ends.__getitem__) for replicas in of_target]
+    assert last_source(ends, targets, exchanged).tolist() == last
+    np.testing.assert_array_equal(latest_of_sources(ends, targets, exchanged), ends[last])
+
+
+def test_an_exchange_among_many_replicas_lists_no_pairs_of_them():
+    ends = np.zeros(60_000)
+    ends[7] = 1.0
+    assert (last_source(ends, 70_000, exchanged=True) == 7).all()
+    assert (latest_of_sources(ends, 70_000, exchanged=True) == 1.0).all()
 
 
 def test_devices_that_always_work_alike_are_one_group():
