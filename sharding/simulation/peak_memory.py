@@ -52,7 +52,10 @@ def peak_host_memory(
     op_graph: OpGraph, groups: DeviceGroups, stages: Mapping[StageId, StageCosts], spans: Sequence[Span]
 ) -> Float[np.ndarray, " n"]:
     """Peak bytes of offloaded activations in the host memory of a device of each group; as `peak_memory`."""
-    return _most_saved(op_graph, groups, {stage: costs.offloaded_bytes for stage, costs in stages.items()}, spans)
+    offloaded = {stage: costs.offloaded_bytes for stage, costs in stages.items()}
+    if not any(stage_bytes.any() for stage_bytes in offloaded.values()):
+        return np.zeros(len(groups.sizes))
+    return _most_saved(op_graph, groups, offloaded, spans)
 
 
 def _most_saved(

@@ -76,7 +76,8 @@ class WaitGraphBuilder:
                 for wait in chosen.tolist():
                     for row in range(height):
                         begin = places[wait] + row * steps[wait]
-                        waits[begin : begin + width] = (table[row] + bases[wait]) * is_filled[row]
+                        awaited = np.add(table[row], bases[wait], out=waits[begin : begin + width])
+                        awaited *= is_filled[row]
                 continue
             chosen = chosen[:, None, None]
             awaited = (bases[chosen] + table) * is_filled
