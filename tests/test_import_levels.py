@@ -48,7 +48,6 @@ BEFORE_JAX = {
     "mmjax.cli.gin_types",
     "mmjax.cli.import_guard",
     "mmjax.cli.paths",
-    "mmjax.cli.proposals",
     "mmjax.cli.training",
     "mmjax.cli.values",
     "mmjax.distributed",

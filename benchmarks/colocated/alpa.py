@@ -14,8 +14,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from sharding.planners.chain_problem import ChainProblem
-from sharding.planners.policies.best_plan import SimulatedPlan
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.simulated_plan import SimulatedPlan
 from sharding.planners.stages.chain_stages import recomputed_stages
 from sharding.planners.stages.partition_baselines import by_virtual_stages
 from sharding.plans.plan_error import PlanError

@@ -17,7 +17,7 @@ from benchmarks.colocated.systems import (
     systems_of,
 )
 from benchmarks.rows import paper_row
-from sharding.planners.policies.best_plan import SimulatedPlan
+from sharding.planners.simulated_plan import SimulatedPlan
 
 Row = dict[str, Any]
 

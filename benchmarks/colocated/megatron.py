@@ -23,8 +23,8 @@ from jaxtyping import Float
 from benchmarks.colocated.settings import MegatronRanks
 from sharding.costs.cost_model import useful_flops
 from sharding.planners.chain_problem import ChainProblem
-from sharding.planners.policies.best_plan import SimulatedPlan
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.simulated_plan import SimulatedPlan
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_stages import recomputed_stages
 from sharding.planners.stages.exact_partition import partition_by

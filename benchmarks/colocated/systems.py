@@ -11,8 +11,8 @@ from benchmarks.colocated.alpa import simulate_alpa
 from benchmarks.colocated.cases import OptimusCase
 from benchmarks.colocated.settings import MICROBATCH
 from sharding.planners.policies.auto import run_policy
-from sharding.planners.policies.best_plan import SimulatedPlan
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.simulated_plan import SimulatedPlan
 from sharding.plans.parallelism import CollectivesName
 from sharding.plans.plan_error import PlanError
 

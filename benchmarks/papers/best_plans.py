@@ -7,9 +7,9 @@ from typing import NamedTuple
 from benchmarks.papers.paper_rows import ReportProgress
 from sharding.html.numbers import count_of, seconds
 from sharding.planners.policies.auto import PLANNING_POLICIES, PolicyResult, run_policy
-from sharding.planners.policies.best_plan import SimulatedPlan
 from sharding.planners.policies.policy_comparison import PolicyComparison, compare_policies, comparison_of
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.simulated_plan import SimulatedPlan
 
 
 class BestPlan(NamedTuple):

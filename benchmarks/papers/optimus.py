@@ -19,7 +19,7 @@ from benchmarks.colocated.systems import ALPA, COLOCATED, FSDP, MEGATRON, MEGATR
 from benchmarks.papers.best_plans import BestPlan, BestPlans
 from benchmarks.papers.paper_rows import Band, Figure, PaperName, PaperRow, Unit, exactly
 from benchmarks.papers.ranges import gain_figure, seconds_figure, share_figure
-from sharding.planners.policies.best_plan import SimulatedPlan
+from sharding.planners.simulated_plan import SimulatedPlan
 from sharding.plans.plan_error import PlanError
 from sharding.schedules.colocation.bubble_use import bubble_use
 from sharding.schedules.colocation.colocated import coarse_colocated, colocated

@@ -12,8 +12,9 @@ from mmjax.planning.problem import make_problem, workload_statistics
 from sharding.balancing.reordering.row_reorderer import RowReorderer
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.planners.policies import disaggregated, rigid
-from sharding.planners.policies.best_plan import SimulatedPlan, best_simulated
+from sharding.planners.policies.best_plan import best_simulated
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.simulated_plan import SimulatedPlan
 from sharding.plans.plan import Plan
 from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.simulation.timeline import Timeline

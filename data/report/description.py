@@ -18,6 +18,7 @@ from data.packing.grouping.comparison import (
     packed_groups,
 )
 from data.packing.grouping.grouping_policies import row_limits
+from data.packing.grouping.groups import Groups
 from data.packing.rows.refusals import Refusal
 from data.report.capacity_advice import (
     ROW_SIZE_MULTIPLES,
@@ -212,33 +213,21 @@ def describe_dataset(
         examples: Decoded samples to show (`data.report.examples.decode_examples`).
     """
     in_capacity = [name for name, size in capacity.units.items() if size]
-    fitting_sizes = statistics.columns(*in_capacity)[statistics.fits].astype(float)
-    settings = _grouping_settings(in_capacity, config, flops_per_unit)
-    configured_settings = dataclasses.replace(settings, isf_thresholds=dict(config.isf_thresholds))
-    results = compare_grouping_policies(fitting_sizes, row_limits(capacity), configured_settings)
-    configured = next(result for result in results if result.policy == config.grouping and not result.padded)
-    groups = packed_groups(config.grouping, fitting_sizes, row_limits(capacity), configured_settings)
-    fitting = np.flatnonzero(statistics.fits).tolist()
-    phases = {
-        name: suggest_phase_capacities(
-            groups,
-            [statistics.items[name][sample] for sample in fitting],
-            microbatch_rows or config.rows,
-            MOST_CAPACITIES,
-            _multiple(name, statistics.columns(name)[:, 0]),
-            quadratic_cost_weights.get(name, 0.0),
-        )
-        for name in in_capacity
-        if name in statistics.items and statistics.columns(name).any()
-    }
-    group_size = max(1.0, configured.samples_per_row - 0.5)
     in_samples = [name for name in in_capacity if statistics.columns(name).any()]
+    settings = dataclasses.replace(
+        _grouping_settings(in_capacity, config, flops_per_unit), isf_thresholds=dict(config.isf_thresholds)
+    )
+    fitting_sizes = statistics.columns(*in_capacity)[statistics.fits].astype(float)
+    results = compare_grouping_policies(fitting_sizes, row_limits(capacity), settings)
+    configured = next(result for result in results if result.policy == config.grouping and not result.padded)
+    groups = packed_groups(config.grouping, fitting_sizes, row_limits(capacity), settings)
     sizes = statistics.columns(*in_samples).astype(float)
     multiples = [_multiple(name, statistics.columns(name)[:, 0]) for name in in_samples]
-    settings = _grouping_settings(in_samples, config, flops_per_unit)
+    group_size = max(1.0, configured.samples_per_row - 0.5)
     start = np.array([capacity.units[name] for name in in_samples], float)
+    suggestion_settings = _grouping_settings(in_samples, config, flops_per_unit)
     suggestions = [
-        suggest_row_capacity(sizes, multiples, multiple * start, config.grouping, settings)
+        suggest_row_capacity(sizes, multiples, multiple * start, config.grouping, suggestion_settings)
         for multiple in ROW_SIZE_MULTIPLES
     ]
     return DatasetDescription(
@@ -248,11 +237,7 @@ def describe_dataset(
         target_share=float(statistics.units["targets"].sum() / statistics.units["tokens"].sum()),
         untaught=int(((statistics.units["targets"] == 0) & (statistics.units["images"] == 0)).sum()),
         token_shares=_token_shares(statistics),
-        distributions=tuple(
-            length_distribution(name, statistics.columns(name)[:, 0])
-            for name in statistics.distributed
-            if statistics.columns(name).any()
-        ),
+        distributions=_distributions(statistics),
         modules={name: modules[name] for name in in_capacity},
         rows=config.rows,
         flops_per_unit={name: flops_per_unit[name] for name in in_capacity},
@@ -267,9 +252,44 @@ def describe_dataset(
             name: choose_buckets(units[units > 0], max_buckets, multiple)
             for name, units, multiple in zip(in_samples, statistics.columns(*in_samples).T, multiples, strict=True)
         },
-        phase_capacities={name: suggested for name, suggested in phases.items() if suggested},
+        phase_capacities=_phase_capacities(
+            statistics, groups, in_samples, microbatch_rows or config.rows, quadratic_cost_weights
+        ),
         examples=tuple(examples),
     )
+
+
+def _distributions(statistics: DatasetStatistics) -> tuple[LengthDistribution, ...]:
+    """The lengths of what samples hold, of each quantity that some sample has."""
+    return tuple(
+        length_distribution(name, statistics.columns(name)[:, 0])
+        for name in statistics.distributed
+        if statistics.columns(name).any()
+    )
+
+
+def _phase_capacities(
+    statistics: DatasetStatistics,
+    groups: Groups,
+    in_samples: Sequence[str],
+    microbatch_rows: int,
+    quadratic_cost_weights: Mapping[str, float],
+) -> dict[str, SuggestedPhaseCapacities]:
+    """Suggested capacities of phase rows, by quantity of which rows of their own can be made."""
+    fitting = np.flatnonzero(statistics.fits).tolist()
+    suggested = {
+        name: suggest_phase_capacities(
+            groups,
+            [statistics.items[name][sample] for sample in fitting],
+            microbatch_rows,
+            MOST_CAPACITIES,
+            _multiple(name, statistics.columns(name)[:, 0]),
+            quadratic_cost_weights.get(name, 0.0),
+        )
+        for name in in_samples
+        if name in statistics.items
+    }
+    return {name: capacities for name, capacities in suggested.items() if capacities}
 
 
 def _grouping_settings(

@@ -26,6 +26,7 @@ from mmjax.cli import import_guard
 import_guard.refuse_shadowed_packages()  # before the imports below can take another package for one of ours
 
 from configs.common.errors import UserError  # noqa: E402
+from configs.common.proposals import nearest  # noqa: E402
 from mmjax.cli.command import USAGE_ERROR, Command, Work, exit_code, run  # noqa: E402
 from mmjax.cli.flags import BindingArguments, GinArguments, JsonArguments, flag  # noqa: E402
 from mmjax.cli.gin_config import (  # noqa: E402
@@ -41,7 +42,6 @@ from mmjax.cli.gin_config import (  # noqa: E402
     write_operative_config,
 )
 from mmjax.cli.paths import output_file, output_folder  # noqa: E402
-from mmjax.cli.proposals import nearest  # noqa: E402
 from mmjax.cli.training import QUICKSTART, RunArguments, run_config, training_config  # noqa: E402
 from mmjax.cli.values import integer, list_of, number, one_of  # noqa: E402
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from configs.common.errors import UserError
-from mmjax.cli.proposals import nearest
+from configs.common.proposals import nearest
 
 Arguments = typing.TypeVar("Arguments")
 Value = typing.TypeVar("Value")

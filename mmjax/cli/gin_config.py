@@ -19,10 +19,10 @@ from gin import resource_reader
 
 import configs
 from configs.common.errors import UserError
+from configs.common.proposals import nearest
 from configs.common.whole_files import write_whole
 from mmjax.cli import gin_types  # noqa: F401  (registers a check of all values)
 from mmjax.cli.gin_errors import gin_message, known_parameters, without_call_chain
-from mmjax.cli.proposals import nearest
 
 CONFIGS = pathlib.Path(configs.__file__).parent
 """The configs package, in which configuration files are looked for."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import gin.config
 
-from mmjax.cli.proposals import nearest
+from configs.common.proposals import nearest
 
 _CALL = re.compile(r"\n\s*In call to configurable .*")
 _PLACE = re.compile(r'In file "(?P<file>.*)", line (?P<line>\d+)')

@@ -5,7 +5,7 @@ import math
 import typing
 from collections.abc import Callable
 
-from mmjax.cli.proposals import nearest
+from configs.common.proposals import nearest
 
 Item = typing.TypeVar("Item")
 

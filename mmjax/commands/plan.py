@@ -63,14 +63,10 @@ def prepare(arguments: PlanArguments) -> cli.Work:
     if arguments.timed_plans:
         arguments, here = _on_these_devices(arguments)
     inputs = read_problem(arguments, default_cluster=here)  # a gin file may import a file that registers a policy
-    from sharding.planners.policies.auto import LOCAL_SEARCH, PLANNING_POLICIES
+    from sharding.planners.policies.auto import policy_fault
 
-    if arguments.policy == LOCAL_SEARCH:
-        raise cli.UserError(f"--policy={LOCAL_SEARCH} changes the plans of other policies; use --policy=auto")
-    if arguments.policy not in (known := ("auto", *PLANNING_POLICIES)):
-        raise cli.UserError(
-            f"--policy={arguments.policy} is not one of {', '.join(known)}{cli.nearest(arguments.policy, known)}"
-        )
+    if arguments.policy != "auto" and (fault := policy_fault(arguments.policy)):
+        raise cli.UserError(f"--policy={arguments.policy} {fault}")
     if arguments.assumptions and arguments.policy != "auto":
         raise cli.UserError(
             f"--assumptions compares the plans of two policies, but --policy={arguments.policy} plans by one; leave it "

@@ -16,9 +16,10 @@ from sharding.planners.policies.auto import (
     run_local_search,
     why_untrainable,
 )
-from sharding.planners.policies.best_plan import SimulatedPlan, most_economical
+from sharding.planners.policies.best_plan import most_economical
 from sharding.planners.policies.policy_comparison import AUTO
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
+from sharding.planners.simulated_plan import SimulatedPlan
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 

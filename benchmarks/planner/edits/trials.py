@@ -10,8 +10,8 @@ from benchmarks.planner.edits.placement import place_devices
 from benchmarks.planner.edits.repairs import build_plan
 from configs.common.errors import UserError
 from sharding.planners.policies.auto import is_trainable
-from sharding.planners.policies.best_plan import SimulatedPlan
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
+from sharding.planners.simulated_plan import SimulatedPlan
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved.resolved_plan import resolve_plan

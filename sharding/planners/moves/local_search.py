@@ -9,7 +9,6 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 from sharding.costs.profiled import ProfileError
 from sharding.costs.step_costs import StepWork
@@ -20,6 +19,7 @@ from sharding.planners.moves.recomputation import recompute_changes
 from sharding.planners.moves.sizes import size_changes
 from sharding.planners.moves.stage_layers import layer_changes
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
+from sharding.planners.simulated_plan import ImprovedPlan
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_plan import UnitPlan
@@ -49,25 +49,6 @@ CHANGE_KINDS: tuple[ChangeKind, ...] = (
     layer_changes,
 )
 """All kinds of changes, in the order in which they are tried."""
-
-
-class ImprovedPlan(NamedTuple):
-    """A plan that was changed.
-
-    Attributes:
-        plan: The plan.
-        timeline: Its simulated step.
-        changes: What was changed, in words, in the order of the changes.
-    """
-
-    plan: Plan
-    timeline: Timeline
-    changes: tuple[str, ...] = ()
-
-    @property
-    def device_seconds(self) -> float:
-        """Devices times the seconds of its step."""
-        return self.plan.device_count * self.timeline.step
 
 
 def improve_plans(

@@ -5,18 +5,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from configs.common.errors import UserError
+from configs.common.proposals import nearest
 from sharding.planners.context_transfer import with_best_context_transfers
-from sharding.planners.moves.local_search import LEAST_GAIN, ImprovedPlan, improve_plans
+from sharding.planners.moves.local_search import LEAST_GAIN, improve_plans
 from sharding.planners.policies import balanced, colocated, disaggregated, fully_sharded, rigid
-from sharding.planners.policies.best_plan import (
-    PlanningPolicy,
-    SimulatedPlan,
-    SparePlans,
-    best_of_policy,
-    most_economical,
-    no_plans,
-)
+from sharding.planners.policies.best_plan import PlanningPolicy, SparePlans, best_of_policy, most_economical, no_plans
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.simulated_plan import ImprovedPlan, SimulatedPlan
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved.resolved_plan import resolve_plan
@@ -109,6 +104,14 @@ def register_policy(name: str, policy: PlanningPolicy) -> None:
     PLANNING_POLICIES[name] = checked_plans
 
 
+def policy_fault(policy: str) -> str:
+    """Why no policy of a name can be run alone, behind its name; empty if one can."""
+    if policy == LOCAL_SEARCH:
+        return "changes the plans of other policies; use auto, which compares it with them"
+    known = ("auto", *PLANNING_POLICIES)
+    return "" if policy in PLANNING_POLICIES else f"is not one of {', '.join(known)}{nearest(policy, known)}"
+
+
 def run_policy(problem: PlanningProblem, policy: str, known_step: float = math.inf) -> PolicyResult:
     """One policy's best plan, or why it has none.
 
@@ -120,10 +123,8 @@ def run_policy(problem: PlanningProblem, policy: str, known_step: float = math.i
     Raises:
         UserError: There is no such policy.
     """
-    if policy == LOCAL_SEARCH:
-        raise UserError(f"{LOCAL_SEARCH} changes the plans of other policies; use auto, which compares it with them")
-    if policy not in PLANNING_POLICIES:
-        raise UserError(f"there is no policy {policy!r}; choose from auto, {', '.join(PLANNING_POLICIES)}")
+    if fault := policy_fault(policy):
+        raise UserError(f"policy {policy!r} {fault}")
 
     def plans(of_problem: PlanningProblem) -> list[Plan]:
         if policy in ENDING_EARLY:
@@ -174,7 +175,7 @@ def run_local_search(
         nonlocal best_step
         if found.timeline.step < best_step:
             best_step = found.timeline.step
-            callback(_found_from(problem, starts[number], found.plan, found.timeline, found.changes))
+            callback(_found_from(problem, starts[number], found))
 
     plans = improve_plans(problem, [ImprovedPlan(start.plan, start.timeline) for start in starts], show)
     improved = [(start, found) for start, found in zip(starts, plans, strict=True) if found.changes]
@@ -188,15 +189,13 @@ def run_local_search(
             LOCAL_SEARCH, None, f"changes of plans make none as short as the plan of {starts[0].policy}"
         )
     plan, timeline = with_best_context_transfers(problem, best.plan, best.timeline)
-    return _found_from(problem, start, plan, timeline, best.changes)
+    return _found_from(problem, start, ImprovedPlan(plan, timeline, best.changes))
 
 
-def _found_from(
-    problem: PlanningProblem, start: PolicyResult, plan: Plan, timeline: Timeline, changes: tuple[str, ...]
-) -> PolicyResult:
+def _found_from(problem: PlanningProblem, start: PolicyResult, found: ImprovedPlan) -> PolicyResult:
     """The result of the local search that is a changed plan of a policy."""
-    simulated = SimulatedPlan(dataclasses.replace(plan, made_for=problem.purpose), timeline)
-    return PolicyResult(LOCAL_SEARCH, simulated, start=start.policy, changes=changes)
+    simulated = SimulatedPlan(dataclasses.replace(found.plan, made_for=problem.purpose), found.timeline)
+    return PolicyResult(LOCAL_SEARCH, simulated, start=start.policy, changes=found.changes)
 
 
 def is_trainable(problem: PlanningProblem, plan: Plan) -> bool:

@@ -1,14 +1,13 @@
 """Of the plans of one policy, the best that fits the memory, by the simulated step and the device-seconds."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
+from sharding.planners.simulated_plan import SimulatedPlan
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.simulation.timeline import Timeline
 from sharding.specs.layers.layer import RecomputePolicy
 
 PlanningPolicy = Callable[[PlanningProblem], list[Plan]]
@@ -16,19 +15,6 @@ PlanningPolicy = Callable[[PlanningProblem], list[Plan]]
 
 SparePlans = Callable[[PlanningProblem], Iterable[Plan]]
 """Gives further plans, of which the first that fits is taken where no other plan does."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SimulatedPlan:
-    """A plan and its simulated step."""
-
-    plan: Plan
-    timeline: Timeline
-
-    @property
-    def device_seconds(self) -> float:
-        """Devices times the seconds of its step."""
-        return self.plan.device_count * self.timeline.step
 
 
 def no_plans(_: PlanningProblem) -> Iterable[Plan]:

@@ -18,8 +18,9 @@ from sharding.planners.policies.auto import (
     best_result,
     run_policy,
 )
-from sharding.planners.policies.best_plan import SimulatedPlan, best_of_policy
+from sharding.planners.policies.best_plan import best_of_policy
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.simulated_plan import SimulatedPlan
 from sharding.planners.work_bound import least_work_seconds
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError

@@ -11,8 +11,8 @@ from mmjax.planning.choice import explain_choice, tied_with_choice
 from mmjax.planning.report import plan_document, print_comparison
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.planners.policies.auto import PolicyResult, best_result
-from sharding.planners.policies.best_plan import SimulatedPlan
 from sharding.planners.policies.policy_comparison import PolicyComparison, compare_policies
+from sharding.planners.simulated_plan import SimulatedPlan
 from sharding.planners.work_bound import least_work_seconds
 from sharding.plans.plan import single_device_plan
 from sharding.simulation.pages.html_tables import in_words, range_in_figures, range_in_words

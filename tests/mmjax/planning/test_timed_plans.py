@@ -24,8 +24,9 @@ from mmjax.training.config import TrainConfig
 from mmjax.training.profiling.step_times import StepTimes
 from sharding.costs.published_errors import StepRange
 from sharding.planners.policies.auto import LOCAL_SEARCH, PLANNING_POLICIES, SPARE_PLANS, is_trainable
-from sharding.planners.policies.best_plan import SimulatedPlan, most_economical
+from sharding.planners.policies.best_plan import most_economical
 from sharding.planners.problem import STEP_SLACK
+from sharding.planners.simulated_plan import SimulatedPlan
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError

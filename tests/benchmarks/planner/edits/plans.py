@@ -3,8 +3,8 @@
 import functools
 
 from sharding.planners.policies.auto import run_policy
-from sharding.planners.policies.best_plan import SimulatedPlan
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.simulated_plan import SimulatedPlan
 from tests.sharding.planners.problems import problem
 
 POLICIES = ("disaggregated", "fsdp", "colocated", "balanced", "rigid_first_stage")

@@ -11,7 +11,7 @@ from benchmarks.planner.edits.measure import edits_row
 from benchmarks.planner.edits.problems import PROBLEMS
 from benchmarks.planner.edits.table import print_edits
 from benchmarks.planner.edits.trials import MOST_DRAWS, EditTrials, try_edits
-from sharding.planners.policies.best_plan import SimulatedPlan
+from sharding.planners.simulated_plan import SimulatedPlan
 from sharding.plans.resolved.resolved_plan import resolve_plan
 from tests.benchmarks.planner.edits.plans import POLICIES, planned, small_problem
 

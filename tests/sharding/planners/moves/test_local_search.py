@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from sharding.planners.moves import local_search
 from sharding.planners.moves.change import Change, UnitChange, changed_plan
 from sharding.planners.moves.devices import microbatch_changes
-from sharding.planners.moves.local_search import CHANGE_KINDS, LEAST_GAIN, ImprovedPlan, improve_plan, improve_plans
+from sharding.planners.moves.local_search import CHANGE_KINDS, LEAST_GAIN, improve_plan, improve_plans
 from sharding.planners.policies.auto import LOCAL_SEARCH, PolicyResult, is_trainable, run_local_search, run_policy
-from sharding.planners.policies.best_plan import SimulatedPlan
 from sharding.planners.problem import STEP_SLACK
+from sharding.planners.simulated_plan import ImprovedPlan, SimulatedPlan
 from sharding.plans.plan_error import PlanError
 from sharding.schedules.named import registry
 from sharding.schedules.one_f_one_b import one_f_one_b, one_f_one_b_in_flight

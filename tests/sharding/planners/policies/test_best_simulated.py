@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from configs.architectures import ModelConfig
 from sharding.planners import problem as problem_module
 from sharding.planners.policies.auto import PLANNING_POLICIES
-from sharding.planners.policies.best_plan import SimulatedPlan, best_simulated, most_economical
+from sharding.planners.policies.best_plan import best_simulated, most_economical
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
+from sharding.planners.simulated_plan import SimulatedPlan
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError

@@ -229,9 +229,9 @@ def test_a_model_that_no_number_of_devices_holds():
 
 
 def test_an_unknown_policy_names_the_known_ones():
-    with pytest.raises(UserError, match="local_search changes the plans of other policies; use auto"):
+    with pytest.raises(UserError, match="'local_search' changes the plans of other policies; use auto"):
         run_policy(problem(), LOCAL_SEARCH)
-    with pytest.raises(UserError, match="no policy 'best'; choose from auto, rigid, .*disaggregated"):
+    with pytest.raises(UserError, match="'best' is not one of auto, rigid, .*disaggregated"):
         run_policy(problem(), "best")
 
 

@@ -1,4 +1,4 @@
-"""Proposals for misspelt names, in the error messages of `mmjax.cli` about flags, files, macros and parameters."""
+"""Proposals for misspelt names, in error messages about flags, files, macros, parameters and policies."""
 
 import difflib
 from collections.abc import Iterable
