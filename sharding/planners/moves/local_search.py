@@ -22,7 +22,6 @@ from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.planners.simulated_plan import ImprovedPlan
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
-from sharding.plans.unit_plan import UnitPlan
 from sharding.recently_used import RecentlyUsed
 from sharding.schedules.ops import ScheduleError
 from sharding.simulation.timeline import Timeline
@@ -31,11 +30,15 @@ LEAST_GAIN = 0.002
 """Share by which a change has to shorten the step."""
 
 MOST_OPS = 500_000
-"""Forwards and backwards that are simulated from one plan on, at most; each counts once for every 64 replicas."""
+"""Forwards and backwards that are simulated from one plan on, at most.
+
+Each counts once for every `_REPLICAS` replicas, and once for every order that is made of a colocated plan's ops.
+"""
 
 _FAR = 0.05
 """Share by which a plan may take longer than the shortest when its changes begin."""
 
+_ORDERS = 8  # of a colocated plan's ops, of which the shortest is simulated
 _REPLICAS = 64  # of which the simulation of an op takes about as long as of one
 
 ChangeKind = Callable[[PlanningProblem, Plan], Iterator[Change]]
@@ -145,7 +148,7 @@ class _LocalSearch:
             return None
         if self._problem.least_step_seconds(plan, work) > longest:
             return None
-        self._ops += 2 * plan.microbatches * sum(map(_counted_stages, plan.units))
+        self._ops += _counted_ops(plan)
         timeline = self._problem.simulate(plan)
         if timeline.step > longest or self._problem.memory_fraction(timeline) > 1:
             return None
@@ -157,9 +160,10 @@ def _is_ordered_by_seconds(plan: Plan) -> bool:
     return any(unit.schedule_hints.forward_seconds for unit in plan.units)
 
 
-def _counted_stages(unit: UnitPlan) -> int:
-    """The stages of a unit, each once for every `_REPLICAS` replicas."""
-    return unit.stage_count * -(-unit.parallelism.dp // _REPLICAS)
+def _counted_ops(plan: Plan) -> int:
+    """The forwards and backwards of a plan as `MOST_OPS` counts them."""
+    stages = sum(unit.stage_count * -(-unit.parallelism.dp // _REPLICAS) for unit in plan.units)
+    return 2 * plan.microbatches * stages * (_ORDERS if plan.schedule == "colocated" else 1)
 
 
 def _takes_less(work: StepWork, before: StepWork) -> bool:
