@@ -94,7 +94,8 @@ def _groups(panel: Sequence[PaperRow]) -> list[tuple[str, list[PaperRow]]]:
 def _shapes(panel: Sequence[PaperRow]) -> Iterator[Html]:
     first = panel[0]
     factor = FACTORS.get(first.unit, 1.0)
-    scale = Scale(0.0, 1.04 * factor * _largest(panel), LABELS, WIDTH - RIGHT)
+    least, most = (1.04 * factor * end for end in _ends(panel))
+    scale = Scale(least, most, LABELS, WIDTH - RIGHT)
     yield text(0, 14, f"{PAPER_TITLES[first.paper]}, {first.place}", font_weight="600")
     yield text(0, 30, first.quantity, faint=True)
     y = TITLE
@@ -146,11 +147,14 @@ def _diamond(x: float, y: float) -> Html:
     return element("path", d=shape, fill="#fff", stroke="#1b1f24", stroke_width=1.4)
 
 
-def _largest(panel: Sequence[PaperRow]) -> float:
-    bands = [row.published for row in panel]
+def _ends(panel: Sequence[PaperRow]) -> tuple[float, float]:
+    """The least and the most that a panel shows; 0 is always among it."""
+    found = [row.published for row in panel]
     for figure in (figure for row in panel for figure in (row.at_layout, row.best) if figure):
-        bands += [figure.value, figure.range]
-    return max((band.most for band in bands if band is not None), default=0.0) or 1.0
+        found += [figure.value, figure.range]
+    bands = [band for band in found if band is not None]
+    least = min((band.least for band in bands), default=0.0)
+    return min(least, 0.0), max((band.most for band in bands), default=0.0) or 1.0
 
 
 def _short(words: str, room: float) -> str:

@@ -147,6 +147,14 @@ def test_the_picture_has_a_panel_of_every_figure_and_a_mark_of_every_value(tmp_p
     assert right <= panels.WIDTH
 
 
+def test_figures_below_zero_lie_beside_the_others(tmp_path):
+    path = tmp_path / "papers.svg"
+    page.write_page(str(path), [row("less", Figure("computed", exactly(-0.5), None), Band(0.0, 2.0))])
+    circles = xml.etree.ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}circle")
+    *_, dot = (float(circle.get("cx", 0)) for circle in circles)
+    assert panels.LABELS < dot < (panels.LABELS + panels.WIDTH) / 2
+
+
 def test_the_page_has_all_rows_and_the_orders(tmp_path):
     written = page.papers_page(rows())
     body = xml.etree.ElementTree.fromstring(written.removeprefix("<!doctype html>\n"))
