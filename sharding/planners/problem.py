@@ -18,12 +18,13 @@ from sharding.costs.published_errors import error_families
 from sharding.costs.stages.plan_costs import plan_costs, unit_costs
 from sharding.costs.stages.plan_work import plan_work, unit_work
 from sharding.costs.step_costs import StageCosts, StageWork, StepCosts, StepWork
+from sharding.planners.schedule_orders import ScheduleOrders
 from sharding.planners.step_bound import least_step_seconds
 from sharding.planners.tables.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
 from sharding.planners.tables.module_table import ModuleTable
 from sharding.planners.tables.replica_shares import OneRowEach, ReplicaShares, ReplicaSharing, replica_sharing
 from sharding.planners.tables.tabulate import module_table
-from sharding.plans.parallelism import CollectivesName, Parallelism
+from sharding.plans.parallelism import CollectivesName
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.plan_purpose import (
@@ -39,9 +40,8 @@ from sharding.plans.resolved.stage_graph import StageId
 from sharding.plans.resolved.trained_parts import RequiredGradients
 from sharding.plans.unit_plan import UnitPlan
 from sharding.recently_used import RecentlyUsed
-from sharding.schedules.named.build import build_schedule, training_op_graph
+from sharding.schedules.named.build import training_op_graph
 from sharding.schedules.named.registry import find_schedule
-from sharding.schedules.ops import PipelineOp, Schedule
 from sharding.simulation.simulator import RecentNodes, simulate
 from sharding.simulation.timeline import Timeline
 from sharding.specs.layers.layer import RECOMPUTE_POLICIES, LoadColumn, RecomputePolicy
@@ -289,7 +289,7 @@ class PlanningProblem:
     def simulate_costs(self, resolved: ResolvedPlan, costs: StepCosts, rendezvous: bool | None = None) -> Timeline:
         """Simulates one step of a plan with costs of its ops that are given."""
         occupies_ends = self.rendezvous if rendezvous is None else rendezvous
-        return simulate(resolved, self._schedule(resolved), costs, occupies_ends, self._recent_nodes)
+        return simulate(resolved, self._orders.schedule(resolved), costs, occupies_ends, self._recent_nodes)
 
     @functools.cached_property
     def _recent_nodes(self) -> RecentNodes:
@@ -316,19 +316,9 @@ class PlanningProblem:
     def _resolved(self) -> RecentlyUsed[ResolvedPlan]:
         return RecentlyUsed[ResolvedPlan](8)
 
-    def _schedule(self, resolved: ResolvedPlan) -> Schedule:
-        """The schedule of a plan. Plans whose stages are alike and on devices of their own share its order."""
-        plan, trained = resolved.plan, resolved.trained_stages
-        if plan.device_count < sum(len(unit.devices) for unit in plan.units):
-            return build_schedule(resolved, trained)
-        key = (plan.schedule, plan.microbatches, tuple(map(_order_key, plan.units)))
-        if key not in self._orders:
-            self._orders[key] = build_schedule(resolved, trained).ops
-        return Schedule(training_op_graph(resolved, trained), self._orders[key])
-
     @functools.cached_property
-    def _orders(self) -> dict[tuple, tuple[PipelineOp, ...]]:
-        return {}
+    def _orders(self) -> ScheduleOrders:
+        return ScheduleOrders()
 
     def least_step_seconds(self, plan: Plan, work: StepWork | None = None) -> float:
         """Seconds that the simulated step of a plan is not shorter than; takes a fraction of the simulation's time.
@@ -376,9 +366,3 @@ class PlanningProblem:
         on_device = max(timeline.lane_peak_memory(lane) for lane in timeline.lanes) / self.cluster.usable_memory
         on_host = max(timeline.lane_peak_host_memory(lane) for lane in timeline.lanes)
         return max(on_device, on_host / self.cluster.host_memory) if on_host else on_device
-
-
-def _order_key(unit: UnitPlan) -> tuple:
-    """Returns a key that is equal for units on their own devices whose ops have the same order."""
-    pipeline = Parallelism(chunks=unit.parallelism.chunks, pipeline_replicas=unit.parallelism.pipeline_replicas)
-    return unit.name, unit.modules, unit.layers, pipeline, unit.executor, unit.schedule_hints

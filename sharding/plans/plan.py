@@ -88,6 +88,11 @@ class Plan:
         """Number of distinct devices."""
         return count_distinct(unit.devices for unit in self.units)
 
+    @property
+    def shares_devices(self) -> bool:
+        """Whether a device is in several units."""
+        return self.device_count < sum(len(unit.devices) for unit in self.units)
+
     def unit_of(self, module: str) -> UnitPlan:
         """The unit that holds a module."""
         for unit in self.units:

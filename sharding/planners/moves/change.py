@@ -71,7 +71,7 @@ def changed_plan(problem: PlanningProblem, plan: Plan, change: Change) -> Plan:
     """
     microbatches = change.microbatches or plan.microbatches
     units = [_changed_unit(problem, unit, change.units.get(unit.name), microbatches) for unit in plan.units]
-    if shares_devices(plan):
+    if plan.shares_devices:
         placed = _on_shared_devices(problem, plan, units)
         changed = Plan(tuple(placed), microbatches)
     else:
@@ -81,11 +81,6 @@ def changed_plan(problem: PlanningProblem, plan: Plan, change: Change) -> Plan:
     check_positions(changed.units, problem.graph, problem.row_positions)
     changed = _with_capacities(problem, plan, changed)
     return _with_seconds(problem, plan, changed)
-
-
-def shares_devices(plan: Plan) -> bool:
-    """Whether units share devices."""
-    return plan.device_count < sum(len(unit.devices) for unit in plan.units)
 
 
 def all_policies(unit: UnitPlan) -> tuple[RecomputePolicy, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sharding.planners.moves.change import Change, UnitChange, shares_devices
+from sharding.planners.moves.change import Change, UnitChange
 from sharding.planners.moves.sizes import resized
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
@@ -19,7 +19,7 @@ def device_changes(problem: PlanningProblem, plan: Plan) -> Iterator[Change]:
     idle = problem.devices - plan.device_count
     for unit in plan.units:
         yield from _pipeline_changes(unit, idle)
-    if shares_devices(plan):
+    if plan.shares_devices:
         return
     for unit in plan.units:
         for dp in _other_replicas(unit, idle):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from configs.clusters import Link
 from sharding.planners.capacities import capacities_of
 from sharding.planners.layouts.hop_seconds import hops_between
-from sharding.planners.moves.change import Change, UnitChange, all_policies, changed_plan, shares_devices
+from sharding.planners.moves.change import Change, UnitChange, all_policies, changed_plan
 from sharding.planners.moves.local_search import CHANGE_KINDS
 from sharding.planners.moves.recomputation import recompute_changes
 from sharding.planners.moves.sizes import size_changes
@@ -54,7 +54,7 @@ def test_changed_plans_can_be_trained_on_the_devices_with_all_layers(recipe, pol
     for kind in CHANGE_KINDS:
         for change, plan in accepted(case, result.plan, kind):
             assert is_trainable(case, plan) and max(max(unit.devices) for unit in plan.units) < case.devices, change
-            assert shares_devices(plan) == shares_devices(result.plan)
+            assert plan.shares_devices == result.plan.shares_devices
             for unit, before in zip(plan.units, result.plan.units, strict=True):
                 assert sum(unit.layers) == sum(before.layers) and unit.modules == before.modules
                 for module in unit.modules:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from configs.architectures import ModelConfig
-from sharding.planners import problem as problem_module
+from sharding.planners import schedule_orders
 from sharding.planners.policies.auto import PLANNING_POLICIES
 from sharding.planners.policies.best_plan import best_simulated, most_economical
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
@@ -90,7 +90,7 @@ def test_fewer_plans_are_simulated_than_there_are():
 def test_plans_that_differ_in_how_replicas_divide_work_and_weights_share_an_order(monkeypatch):
     case = problem(ModelConfig((VISION,), BACKBONE, ()), devices=4, rows=8)
     built = []
-    monkeypatch.setattr(problem_module, "build_schedule", lambda *given: built.append(given) or build_schedule(*given))
+    monkeypatch.setattr(schedule_orders, "build_schedule", lambda *given: built.append(given) or build_schedule(*given))
     plain = UnitPlan(
         "all", case.graph.names, (0, 1, 2, 3), layers=(3, 4), recompute=("none",) * 2, parallelism=Parallelism(dp=2)
     )

@@ -86,7 +86,7 @@ def test_all_kinds_of_division_occur_and_combine():
     )
     assert {unit.parallelism.context_transfer for unit in units if unit.parallelism.cp > 1} == {"ring", "all_to_all"}
     assert any(sorted(unit.devices) != list(unit.devices) for unit in units)
-    shared = [plan.device_count < sum(len(unit.devices) for unit in plan.units) for plan in plans]
+    shared = [plan.shares_devices for plan in plans]
     assert any(shared) and not all(shared)
     assert any(unit.parallelism.dp > 1 and unit.parallelism.tp > 1 and unit.pp > 1 for unit in units)
     unlike = [unit for unit in units if unit.parallelism.module_tp]
