@@ -35,6 +35,7 @@ _UNSURE = 0.05  # share by which a layout may take longer than the shortest by a
 _WORTHWHILE = STEP_SLACK / 4  # share by which more chunks have to shorten a step
 _SIMULATED_OPS = 25_000  # of all plans together; the first plan is simulated however many ops it has
 _FIRST_PLANS, _OPS_OF_FIRST = 3, 100_000  # that are simulated if they have no more ops together
+_REPLICAS = 1024  # of which the simulation of an op takes a few times as long as of one
 
 ROOMY = 2
 """Microbatches in flight beyond the schedule's limits: with so many, stages hardly wait for each other."""
@@ -232,9 +233,12 @@ class _EstimatedLayouts:
 
 
 def _op_count(problem: PlanningProblem, layout: DisjointLayout) -> int:
-    """Number of forwards and backwards of a step."""
+    """Number of forwards and backwards of a step, each once for every `_REPLICAS` replicas."""
     tables = problem.module_tables
-    stages = sum(len(tables[name].layers[choice.candidate]) for name, choice in layout.choices.items())
+    stages = sum(
+        len(tables[name].layers[choice.candidate]) * -(-choice.dp // _REPLICAS)
+        for name, choice in layout.choices.items()
+    )
     return 2 * layout.microbatches * stages
 
 
