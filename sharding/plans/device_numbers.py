@@ -1,6 +1,7 @@
 """Device numbers of units: a `range` where they are consecutive, so that plans of many devices are small and fast."""
 
 import functools
+import operator
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ def as_devices(numbers: Sequence[int]) -> Devices:
     if isinstance(numbers, range) and numbers.step == 1:
         return numbers
     consecutive = range(numbers[0], numbers[0] + len(numbers))
-    return consecutive if all(map(int.__eq__, numbers, consecutive)) else tuple(numbers)
+    return consecutive if all(map(operator.eq, numbers, consecutive)) else tuple(numbers)
 
 
 def shifted(devices: Devices, first: int) -> Devices:
