@@ -153,8 +153,9 @@ def _ends(panel: Sequence[PaperRow]) -> tuple[float, float]:
     for figure in (figure for row in panel for figure in (row.at_layout, row.best) if figure):
         found += [figure.value, figure.range]
     bands = [band for band in found if band is not None]
-    least = min((band.least for band in bands), default=0.0)
-    return min(least, 0.0), max((band.most for band in bands), default=0.0) or 1.0
+    least = min(0.0, *(band.least for band in bands))
+    most = max(0.0, *(band.most for band in bands))
+    return (least, most) if least < most else (0.0, 1.0)
 
 
 def _short(words: str, room: float) -> str:

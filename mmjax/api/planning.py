@@ -18,7 +18,8 @@ from mmjax.planning.samples.sample_plans import plan_samples
 from mmjax.training.config import TrainConfig
 from mmjax.training.metrics.activity import COMPARING, SIMULATING, display_call
 from sharding.planners.infeasible import check_gathered_layers
-from sharding.planners.policies.policy_comparison import AUTO, PolicyComparison, compare_policies
+from sharding.planners.policies.auto import AUTO
+from sharding.planners.policies.policy_comparison import PolicyComparison, compare_policies
 from sharding.planners.problem import HopTiming, PlanningProblem
 from sharding.plans.plan import Plan, as_plan
 from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose
@@ -106,7 +107,7 @@ def simulate(
     made_for = laid_out.made_for or PlanPurpose()
     if subject is None and not made_for.configuration.gin_file:
         raise UserError("mmjax.simulate needs a subject: the plan does not name the configuration it was made for")
-    devices = 1 + max(device for unit in laid_out.units for device in unit.devices)
+    devices = laid_out.devices_needed
     left_out = made_for.without if without is None else without
     inputs = _inputs(subject, cluster, devices, rows, made_for, left_out)
     problem = dataclasses.replace(inputs, hops=hops or made_for.hops or "auto").problem()

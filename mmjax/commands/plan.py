@@ -65,7 +65,7 @@ def prepare(arguments: PlanArguments) -> cli.Work:
     inputs = read_problem(arguments, default_cluster=here)  # a gin file may import a file that registers a policy
     from sharding.planners.policies.auto import policy_fault
 
-    if arguments.policy != "auto" and (fault := policy_fault(arguments.policy)):
+    if fault := policy_fault(arguments.policy):
         raise cli.UserError(f"--policy={arguments.policy} {fault}")
     if arguments.assumptions and arguments.policy != "auto":
         raise cli.UserError(

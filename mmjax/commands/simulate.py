@@ -48,7 +48,7 @@ def prepare(arguments: SimulateArguments) -> cli.Work:
 
     plan = Plan.load(find_plan_file(arguments.plan))
     inputs = read_problem(arguments, plan.made_for)
-    devices = inputs.devices or 1 + max(device for unit in plan.units for device in unit.devices)
+    devices = inputs.devices or plan.devices_needed
     resolve_plan(plan, module_graph(inputs.config.model), devices)
     return functools.partial(simulate, arguments, plan, inputs, devices)
 

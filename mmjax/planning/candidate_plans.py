@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sharding.planners.policies.auto import (
+    AUTO,
     PLANNING_POLICIES,
     SPARE_PLANS,
     PolicyResult,
@@ -17,7 +18,6 @@ from sharding.planners.policies.auto import (
     why_untrainable,
 )
 from sharding.planners.policies.best_plan import most_economical
-from sharding.planners.policies.policy_comparison import AUTO
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.planners.simulated_plan import SimulatedPlan
 from sharding.plans.plan import Plan

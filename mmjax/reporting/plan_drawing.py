@@ -21,7 +21,7 @@ def plan_drawing(plan: Plan) -> Html:
         for rank in range(unit.parallelism.pipeline_replicas * unit.pp)
     ]
     shown = rows[:_MOST_ROWS]
-    devices = 1 + max(device for unit in plan.units for device in unit.devices)
+    devices = plan.devices_needed
     scale = Scale(0, devices, _LABELS, _WIDTH - 12)
     shapes = [
         shape

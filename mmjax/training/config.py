@@ -205,7 +205,7 @@ def load_configured_plan(config: TrainConfig, devices: int) -> tuple[Plan, str]:
         return single_device, ""
     path = find_plan_file(config.plan)
     plan = Plan.load(path)
-    needed = 1 + max(device for unit in plan.units for device in unit.devices)
+    needed = plan.devices_needed
     if needed <= devices or config.require_plan:
         return plan, ""
     return (

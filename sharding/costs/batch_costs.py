@@ -35,7 +35,7 @@ LoadsByModule = Mapping[str, Float[np.ndarray, "n 4"]]
 
 
 def replica_loads(rows: Loads, microbatches: int, dp: int) -> Float[np.ndarray, "m i 4"]:
-    """The load of every replica in every microbatch.
+    """The load of every replica in every microbatch; a view of the rows where each replica has one.
 
     Rows go to replicas in order. Where there are more replicas than rows, each row's items are divided among several
     replicas (as in Megatron-LM's replicated encoders), and its tokens and squared lengths in proportion.
@@ -79,7 +79,8 @@ class ReplicaLoads(NamedTuple):
 
 def distinct_loads(loads: Float[np.ndarray, "n c"]) -> tuple[Float[np.ndarray, "d c"], Int[np.ndarray, " n"]]:
     """Returns the loads that differ, and for each load the number of the equal one among them."""
-    # Equal loads have equal keys, so that one sort brings them together; unlike loads have unlike keys, but for chance.
+    # Equal loads have equal keys, so that one sort brings them together. Unlike loads hardly ever have equal keys: such
+    # loads may come by turns, and are then listed more than once.
     weights = np.sqrt(2.0 + np.arange(loads.shape[1]))
     keys = sum(weight * column for weight, column in zip(weights, loads.T, strict=True))
     order = np.argsort(keys)

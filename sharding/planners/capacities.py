@@ -27,8 +27,8 @@ from sharding.specs.row_load_statistics import RowLoadStatistics
 OVERFLOW = 1e-9
 """Probability of a microbatch for which the largest capacity is too small, if rows are drawn independently."""
 
-_DRAWN = 256  # microbatches at least
-_DRAWN_ROWS = 2**19  # of all microbatches together: as many of the larger ones as have so many rows
+_DRAWN, _LEAST_DRAWN = 256, 32  # microbatches at least; fewer where they have many rows:
+_DRAWN_ROWS = 2**19  # of all drawn microbatches together
 _BLOCK = 64  # positions
 _MANY_BLOCKS = 16  # so that rounding up costs little
 
@@ -87,7 +87,8 @@ def _drawn_microbatches(
     data: RowLoadStatistics, batch_rows: int, seed: int, module: str, rows: int
 ) -> Float[np.ndarray, "m 4"]:
     """Returns the loads of drawn microbatches of so many rows, from several global batches if one has few."""
-    batches = -(-min(_DRAWN * rows, max(_DRAWN_ROWS, batch_rows)) // batch_rows)
+    wanted = max(_LEAST_DRAWN * rows, min(_DRAWN * rows, _DRAWN_ROWS))
+    batches = -(-wanted // batch_rows)
     drawn = [data.sample_module(module, batch_rows, seed + number) for number in range(batches)]
     return np.concatenate(drawn).reshape(-1, rows, len(LoadColumn)).sum(axis=1)
 

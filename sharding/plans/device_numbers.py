@@ -2,23 +2,28 @@
 
 import functools
 import operator
+import reprlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Int
+
+from sharding.plans.plan_error import PlanError
 
 Devices = tuple[int, ...] | range
 """Device numbers in order; consecutive ones are a `range`, so that equal numbers compare equal."""
 
 
 def as_devices(numbers: Sequence[int]) -> Devices:
-    """Device numbers as `Devices`."""
-    if not numbers:
-        return ()
+    """Device numbers as `Devices`; raises PlanError if they are no whole numbers."""
     if isinstance(numbers, range) and numbers.step == 1:
-        return numbers
-    consecutive = range(numbers[0], numbers[0] + len(numbers))
-    return consecutive if all(map(operator.eq, numbers, consecutive)) else tuple(numbers)
+        return numbers or ()
+    try:
+        given = tuple(map(operator.index, numbers))
+    except TypeError as error:
+        raise PlanError(f"devices are {reprlib.repr(numbers)}; give whole numbers, such as range(8)") from error
+    consecutive = range(given[0], given[0] + len(given)) if given else ()
+    return consecutive if given == tuple(consecutive) else given
 
 
 def shifted(devices: Devices, first: int) -> Devices:
@@ -28,12 +33,23 @@ def shifted(devices: Devices, first: int) -> Devices:
     return tuple(first + device for device in devices)
 
 
+def lowest(devices: Devices) -> int:
+    """The lowest of the numbers."""
+    return devices[0] if isinstance(devices, range) else min(devices)
+
+
+def highest(devices: Devices) -> int:
+    """The highest of the numbers."""
+    return devices[-1] if isinstance(devices, range) else max(devices)
+
+
 def device_array(devices: Devices) -> Int[np.ndarray, " n"]:
     """The devices as an array."""
     return np.arange(devices.start, devices.stop) if isinstance(devices, range) else np.array(devices, int)
 
 
-@functools.lru_cache(maxsize=256)
+# A set of 100,000 devices takes 7 MB.
+@functools.lru_cache(maxsize=32)
 def device_set(devices: Devices) -> frozenset[int]:
     """The devices as a set."""
     return frozenset(devices)

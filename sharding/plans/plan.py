@@ -9,7 +9,7 @@ from configs.common.short_repr import short_repr
 from configs.common.strict_json import parse_json
 from configs.common.whole_files import write_whole
 from sharding.plans.compiled_units import check_compiled_unit
-from sharding.plans.device_numbers import count_distinct
+from sharding.plans.device_numbers import count_distinct, highest
 from sharding.plans.plan_error import PlanError
 from sharding.plans.plan_html import plan_html
 from sharding.plans.plan_purpose import PlanPurpose, differences, module_sizes
@@ -87,6 +87,11 @@ class Plan:
     def device_count(self) -> int:
         """Number of distinct devices."""
         return count_distinct(unit.devices for unit in self.units)
+
+    @property
+    def devices_needed(self) -> int:
+        """Devices that there must be: one more than the highest number of a device."""
+        return 1 + max(highest(unit.devices) for unit in self.units)
 
     @property
     def shares_devices(self) -> bool:

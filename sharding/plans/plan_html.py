@@ -9,7 +9,7 @@ from sharding.html.colours import series_colour
 from sharding.html.elements import Html, element, table
 from sharding.html.numbers import count_of
 from sharding.html.svg import Scale, bottom_axis, drawing, rectangle, text, text_width
-from sharding.plans.device_numbers import count_distinct
+from sharding.plans.device_numbers import count_distinct, highest
 from sharding.plans.unit_plan import UnitPlan
 
 _WIDTH, _NARROWEST, _LABELS, _ROW = 820, 600, 176, 26
@@ -36,7 +36,7 @@ def placement_drawing(units: Sequence[UnitPlan]) -> Html:
 
     A rectangle is labelled with the layers of its stages; where the pointer rests on it, it names the devices.
     """
-    count_of_devices = 1 + max(device for unit in units for device in unit.devices)
+    count_of_devices = 1 + max(highest(unit.devices) for unit in units)
     scale = Scale(0, count_of_devices, _LABELS, _WIDTH - 12)
     shapes = [_unit(unit, number, scale) for number, unit in enumerate(units)]
     bottom = 4 + _ROW * len(units)

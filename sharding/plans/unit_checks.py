@@ -6,6 +6,7 @@
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
+from sharding.plans.device_numbers import highest
 from sharding.plans.parallelism import TENSOR_COLLECTIVES
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_layers import stage_layers
@@ -94,9 +95,9 @@ def check_unit(unit: UnitPlan, graph: ModuleGraph, devices: int) -> None:
 
 
 def _check_devices(unit: UnitPlan, devices: int) -> None:
-    if max(unit.devices) >= devices:
+    if highest(unit.devices) >= devices:
         raise PlanError(
-            f"unit {unit.name} needs device {max(unit.devices)}, but there are {devices} devices "
+            f"unit {unit.name} needs device {highest(unit.devices)}, but there are {devices} devices "
             f"(0 to {devices - 1}); use fewer, or start more"
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 from configs.common.short_repr import short_repr
-from sharding.plans.device_numbers import Devices, as_devices
+from sharding.plans.device_numbers import Devices, as_devices, highest, lowest
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan_error import PlanError
 from sharding.plans.schedule_hints import ScheduleHints
@@ -68,8 +68,8 @@ class UnitPlan:
     def __post_init__(self) -> None:
         if not self.name or not self.modules or not self.layers:
             raise PlanError(f"unit {self.name!r}: a unit needs a name, at least one module and at least one stage")
-        object.__setattr__(self, "devices", as_devices(self.devices))
         with self._named():
+            object.__setattr__(self, "devices", as_devices(self.devices))
             self._check_bounds()
             self._check_phase_rows()
             self._check_stages()
@@ -119,14 +119,10 @@ class UnitPlan:
                 f"{self.parallelism.product(self.pp)} (stages in layers) needs {needed} devices, but it lists "
                 f"{len(self.devices)}"
             )
-        if isinstance(self.devices, range):
-            ends = (self.devices[0], self.devices[-1])
-        elif len(set(self.devices)) == needed:
-            ends = (min(self.devices), max(self.devices))
-        else:
+        if not isinstance(self.devices, range) and len(set(self.devices)) != needed:
             repeated = next(device for device, count in collections.Counter(self.devices).items() if count > 1)
             raise PlanError(f"devices must differ, but {repeated} is listed more than once")
-        for device in ends:
+        for device in (lowest(self.devices), highest(self.devices)):
             if not 0 <= device < bounds.MAX_DEVICES:
                 raise PlanError(f"there is no device {device}; they are 0 to {bounds.MAX_DEVICES - 1}")
 
@@ -224,7 +220,7 @@ class UnitPlan:
     def rank_devices(self, rank: int) -> Devices:
         """The dp * cp * tp devices of a pipeline rank, `rank` being pipeline_replica * pp + stage % pp."""
         size = self.parallelism.rank_size
-        return self.devices[rank * size : (rank + 1) * size]
+        return as_devices(self.devices[rank * size : (rank + 1) * size])
 
     def pipeline_replica_devices(self, stage: int, pipeline_replica: int) -> Devices:
         """The devices of a virtual stage in one pipeline replica, by data, context-parallel and tensor rank."""
@@ -234,7 +230,7 @@ class UnitPlan:
         """The devices of a virtual stage: by pipeline replica, then by data, context-parallel and tensor rank."""
         replicas = range(self.parallelism.pipeline_replicas)
         parts = [self.pipeline_replica_devices(stage, replica) for replica in replicas]
-        return parts[0] if len(parts) == 1 else tuple(itertools.chain.from_iterable(parts))
+        return parts[0] if len(parts) == 1 else as_devices(tuple(itertools.chain.from_iterable(parts)))
 
     def replica_of_microbatches(self, microbatches: int) -> tuple[int, ...]:
         """Which pipeline replica takes each of a step's microbatches."""

@@ -73,7 +73,9 @@ class RowLoadStatistics:
 def _random_order(count: int, rows: int, seed: int) -> Int[np.ndarray, " rows"]:
     """Numbers below `count`, each as often as any other, in random order."""
     random = np.random.default_rng(seed)
-    return np.concatenate([random.permutation(count) for _ in range(-(-rows // count))])[:rows]
+    order = np.concatenate([random.permutation(count) for _ in range(-(-rows // count))])[:rows]
+    order.flags.writeable = False
+    return order
 
 
 # Planning and simulating draw the same rows again and again, for a second each time.

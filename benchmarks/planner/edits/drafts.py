@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from sharding.plans.device_numbers import Devices
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.text.recompute_text import recompute_text
@@ -87,7 +88,7 @@ class UnitDraft:
         ends = list(itertools.accumulate(self.layers))
         return (slice(end - count, end) for end, count in zip(ends, self.layers, strict=True))
 
-    def build(self, devices: tuple[int, ...]) -> UnitPlan:
+    def build(self, devices: Devices) -> UnitPlan:
         """The unit, with the capacities of the original if it has rows of its own; raises PlanError for a bad one."""
         hints = dataclasses.replace(
             self.original.schedule_hints,

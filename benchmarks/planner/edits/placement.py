@@ -3,9 +3,10 @@
 import numpy as np
 
 from benchmarks.planner.edits.drafts import PlanDraft, UnitDraft
+from sharding.plans.device_numbers import Devices
 
 
-def place_devices(draft: PlanDraft) -> dict[str, tuple[int, ...]]:
+def place_devices(draft: PlanDraft) -> dict[str, Devices]:
     """The devices of every unit by its name; as before where no unit has another shape.
 
     Groups of units that share devices are on consecutive devices, the ones with larger replicas first, so that a
@@ -13,7 +14,7 @@ def place_devices(draft: PlanDraft) -> dict[str, tuple[int, ...]]:
     """
     if draft.keeps_shapes:
         return {unit.name: unit.original.devices for unit in draft.units}
-    placed: dict[str, tuple[int, ...]] = {}
+    placed: dict[str, Devices] = {}
     first = 0
     for group in sorted(sharing_groups(draft), key=lambda group: -max(_replica_size(unit) for unit in group)):
         devices = _place_group(group, first)
@@ -38,7 +39,7 @@ def host_of(group: list[UnitDraft]) -> UnitDraft:
     return max(group, key=lambda unit: (len(unit.original.devices), unit.original.parallelism.replica_size))
 
 
-def _place_group(group: list[UnitDraft], first: int) -> dict[str, tuple[int, ...]]:
+def _place_group(group: list[UnitDraft], first: int) -> dict[str, Devices]:
     host = host_of(group)
     host_devices = tuple(range(first, first + host.device_count))
     placed = {host.name: host_devices}
@@ -48,7 +49,7 @@ def _place_group(group: list[UnitDraft], first: int) -> dict[str, tuple[int, ...
     return placed
 
 
-def _place_guest(unit: UnitDraft, host: UnitDraft, host_devices: tuple[int, ...]) -> tuple[int, ...]:
+def _place_guest(unit: UnitDraft, host: UnitDraft, host_devices: Devices) -> Devices:
     """The devices of a unit that shares those of another.
 
     The same places among them if both have the shapes that they had; else pipeline replicas that fill the other's

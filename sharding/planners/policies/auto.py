@@ -27,6 +27,9 @@ BUILT_IN_POLICIES: Mapping[str, PlanningPolicy] = {
     "colocated": colocated.plans,
 }
 
+AUTO = "auto"
+"""Stands for all policies, of which the best plan is chosen."""
+
 LOCAL_SEARCH = "local_search"
 """Stands for the plans that single changes make of the policies' plans (`run_local_search`)."""
 
@@ -90,7 +93,7 @@ def register_policy(name: str, policy: PlanningPolicy) -> None:
     Raises:
         UserError: A built-in policy has this name.
     """
-    if name in (*BUILT_IN_POLICIES, LOCAL_SEARCH, "auto"):
+    if name in (*BUILT_IN_POLICIES, LOCAL_SEARCH, AUTO):
         raise UserError(f"the policy {name!r} is built in; register yours under another name")
 
     def checked_plans(problem: PlanningProblem) -> list[Plan]:
@@ -105,11 +108,11 @@ def register_policy(name: str, policy: PlanningPolicy) -> None:
 
 
 def policy_fault(policy: str) -> str:
-    """Why no policy of a name can be run alone, behind its name; empty if one can."""
+    """Why a name is neither a policy's nor `auto`, behind the name; empty if it is."""
     if policy == LOCAL_SEARCH:
         return "changes the plans of other policies; use auto, which compares it with them"
-    known = ("auto", *PLANNING_POLICIES)
-    return "" if policy in PLANNING_POLICIES else f"is not one of {', '.join(known)}{nearest(policy, known)}"
+    known = (AUTO, *PLANNING_POLICIES)
+    return "" if policy in known else f"is not one of {', '.join(known)}{nearest(policy, known)}"
 
 
 def run_policy(problem: PlanningProblem, policy: str, known_step: float = math.inf) -> PolicyResult:
@@ -123,7 +126,7 @@ def run_policy(problem: PlanningProblem, policy: str, known_step: float = math.i
     Raises:
         UserError: There is no such policy.
     """
-    if fault := policy_fault(policy):
+    if fault := policy_fault(policy) or ("stands for all policies" if policy == AUTO else ""):
         raise UserError(f"policy {policy!r} {fault}")
 
     def plans(of_problem: PlanningProblem) -> list[Plan]:

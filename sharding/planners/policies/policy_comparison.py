@@ -10,6 +10,7 @@ from sharding.html import numbers
 from sharding.html.elements import Html, element, join, table
 from sharding.planners.policies import disaggregated
 from sharding.planners.policies.auto import (
+    AUTO,
     LOCAL_SEARCH,
     PLANNING_POLICIES,
     PolicyResult,
@@ -30,9 +31,6 @@ from sharding.simulation.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas
-
-AUTO = "auto"
-"""Stands for all policies."""
 
 SHARES = (0.75, 0.5)
 """Shares of the chosen plan's devices on which a comparison also plans."""

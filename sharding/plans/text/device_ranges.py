@@ -11,6 +11,8 @@ _RANGE = re.compile(r" *(?P<first>[0-9]+)(?:-(?P<last>[0-9]+))? *")
 
 def device_ranges(devices: Sequence[int]) -> str:
     """Device numbers as text: `0-3,7` for (0, 1, 2, 3, 7), in the order given."""
+    if isinstance(devices, range) and devices.step == 1 and len(devices) > 1:
+        return f"{devices[0]}-{devices[-1]}"
     runs: list[list[int]] = []
     for device in devices:
         if runs and device == runs[-1][-1] + 1:

@@ -153,6 +153,10 @@ def test_figures_below_zero_lie_beside_the_others(tmp_path):
     circles = xml.etree.ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}circle")
     *_, dot = (float(circle.get("cx", 0)) for circle in circles)
     assert panels.LABELS < dot < (panels.LABELS + panels.WIDTH) / 2
+    page.write_page(str(path), [row("less", Figure("computed", exactly(-0.5), None))])
+    circles = xml.etree.ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}circle")
+    *_, dot = (float(circle.get("cx", 0)) for circle in circles)
+    assert panels.LABELS < dot < (panels.LABELS + panels.WIDTH) / 2  # zero is at the right end
 
 
 def test_the_page_has_all_rows_and_the_orders(tmp_path):

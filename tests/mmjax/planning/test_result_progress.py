@@ -1,8 +1,8 @@
 """The line of compared policies: counts, the best plan so far, and what is left of a comparison that was stopped."""
 
 from mmjax.planning.result_progress import ResultProgress
-from sharding.planners.policies.auto import LOCAL_SEARCH, PLANNING_POLICIES, PolicyResult, all_results
-from sharding.planners.policies.policy_comparison import AUTO, comparison_of
+from sharding.planners.policies.auto import AUTO, LOCAL_SEARCH, PLANNING_POLICIES, PolicyResult, all_results
+from sharding.planners.policies.policy_comparison import comparison_of
 from sharding.planners.problem import STEP_SLACK
 from tests.sharding.planners.problems import problem
 
