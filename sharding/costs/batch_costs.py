@@ -134,6 +134,7 @@ class BatchCosts:
         self.of_stages = RecentlyUsed[Any](_STAGES)
         self.of_units = RecentlyUsed[Any](_UNITS)
         self.of_hops = RecentlyUsed[Any](_HOPS)
+        self._totals: dict[tuple[str, int], Float[np.ndarray, "m 4"]] = {}
         self._distinct: dict[tuple, ReplicaLoads] = {}
         self._layers: dict[tuple, LayerCosts] = {}
         self._masked_flops: dict[frozenset[str], float] = {}
@@ -176,7 +177,7 @@ class BatchCosts:
             loads = replica_loads(self.rows[module], microbatches, dp)
             distinct, index = distinct_loads(loads.reshape(-1, len(LoadColumn)))
             return ReplicaLoads(distinct, distinct, index.reshape(microbatches, dp))
-        totals = replica_loads(self.rows[module], microbatches, 1)[:, 0]
+        totals = self._microbatch_loads(module, microbatches)
         dealt, kind = dealt_loads(totals, dp)  # [m, 3, 4], [m, i]
         executed = dealt
         if own_rows.capacities:
@@ -185,9 +186,15 @@ class BatchCosts:
         distinct, useful = np.split(both, 2, axis=1)
         return ReplicaLoads(distinct, useful, np.take_along_axis(index.reshape(microbatches, -1), kind, axis=1))
 
+    def _microbatch_loads(self, module: str, microbatches: int) -> Float[np.ndarray, "m 4"]:
+        """The loads of whole microbatches of a module."""
+        if (module, microbatches) not in self._totals:
+            self._totals[module, microbatches] = replica_loads(self.rows[module], microbatches, 1)[:, 0]
+        return self._totals[module, microbatches]
+
     def largest_over_needed(self, module: str, microbatches: int, own_rows: OwnRows) -> float:
         """See `sharding.costs.own_rows.largest_over_needed`."""
-        totals = replica_loads(self.rows[module], microbatches, 1)[:, 0]
+        totals = self._microbatch_loads(module, microbatches)
         return largest_over_needed(totals, own_rows, self.graph[module])
 
     def layer(
