@@ -15,7 +15,7 @@ from configs.device_generations import DeviceGeneration
 _SPLITS = (1, 2, 4, 8)  # slices of the inner dimension that are summed apart (split-k)
 _SUM_BYTES = 4  # partial sums are float32
 _ROUNDING = 1e-9  # sizes are quotients of floats: what is above a whole number by less is that number
-_AT_ONCE = 1024  # matmuls, whose arrays fit a core's cache
+_AT_ONCE = 256  # matmuls, so that temporary arrays stay in the cache, and below the size that malloc maps anew
 
 
 class MatmulSizes(NamedTuple):
@@ -114,27 +114,16 @@ def _at_peak_clock(
     device = cluster.generation
     variants = _variants(device, cluster.peak_flops, element_bytes)
     rows, outer, inner, count = (size[:, None] for size in sizes)
-    loop = _up(inner / (variants.split * device.inner_step))
-    loop *= variants.step
-    tiles = _up(rows / variants.rows)
-    tiles *= count
-    tiles *= _up(outer / variants.columns)
-    tiles *= variants.split / device.multiprocessors
-    waves = _up(tiles)
+    loop = _up(inner / (variants.split * device.inner_step)) * variants.step
+    tiles = count * _up(rows / variants.rows) * _up(outer / variants.columns) * variants.split
     once = variants.fill + variants.epilogue
+    tile = np.maximum(loop, variants.epilogue) if device.overlaps_tiles else loop + once
+    seconds = _up(tiles / device.multiprocessors) * tile
     if device.overlaps_tiles:
-        seconds = np.maximum(loop, variants.epilogue, out=loop)
-        seconds *= waves
-        seconds += once
-    else:
-        seconds = np.add(loop, once, out=loop)
-        seconds *= waves
+        seconds = seconds + once
     summed = np.where(variants.split > 1, variants.split * _SUM_BYTES + element_bytes, 0.0) / memory_bandwidth
-    seconds += count * rows * outer * summed
-    return np.asarray(seconds.min(axis=-1))
+    return np.asarray((seconds + count * rows * outer * summed).min(axis=-1))
 
 
-def _up(quotients: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-    """Rounds up, in place."""
-    quotients *= 1 - _ROUNDING
-    return np.ceil(quotients, out=quotients)
+def _up(quotient: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    return np.asarray(np.ceil(quotient * (1 - _ROUNDING)))

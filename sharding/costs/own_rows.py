@@ -20,12 +20,12 @@ class OwnRows(NamedTuple):
 
 
 class DealtShares(NamedTuple):
-    """Items of microbatches dealt over shares, of which only three kinds differ.
+    """The items of m microbatches, dealt over i shares of at most three sizes each.
 
     Attributes:
-        items: Items of a share with one item more, of the share with a fraction of an item more, and of the others. The
-            items of a mean row may be fractions. A kind that no share is of has the items of the second.
-        kind: The kind of each share.
+        items: The three sizes: one item more than the least, a fraction of an item more, and the least. Only items of
+            mean rows are fractions. A size that no share has repeats the second.
+        kind: Which of the three sizes each share has: 0, 1 or 2.
     """
 
     items: Float[np.ndarray, "m 3"]
@@ -35,16 +35,15 @@ class DealtShares(NamedTuple):
 def dealt_shares(items: Float[np.ndarray, " m"], parts: int) -> DealtShares:
     """Returns the items of every share of each microbatch, which differ by at most one."""
     least, rest = np.divmod(items, parts)
-    more = np.floor(rest)  # shares with one item more
+    more = np.floor(rest)  # number of shares with one item more; the next share has the fraction
     by_kind = least[:, None] + np.stack([np.ones(len(items)), rest - more, np.zeros(len(items))], axis=1)
     for kind, is_missing in ((0, more == 0), (2, more == parts - 1)):
         by_kind[is_missing, kind] = by_kind[is_missing, 1]
-    numbers, last_with_more = np.arange(parts), more[:, None]
-    return DealtShares(by_kind, 1 + (numbers > last_with_more) - (numbers < last_with_more).astype(int))
+    return DealtShares(by_kind, 1 + np.sign(np.arange(parts) - more[:, None]).astype(int))
 
 
 def dealt_loads(microbatches: Loads, dp: int) -> tuple[Float[np.ndarray, "m 3 4"], Int[np.ndarray, "m i"]]:
-    """The loads of the kinds of shares of `dp` replicas over which items are dealt, and the kind of each replica.
+    """The loads of `dp` replicas over which items are dealt: of each size of a share, and the size that each has.
 
     Replicas get whole items, equally many but for one, and tokens and squared lengths in proportion.
     """

@@ -27,8 +27,9 @@ from sharding.specs.row_load_statistics import RowLoadStatistics
 OVERFLOW = 1e-9
 """Probability of a microbatch for which the largest capacity is too small, if rows are drawn independently."""
 
-_DRAWN, _LEAST_DRAWN = 256, 32  # microbatches at least; fewer where they have many rows:
-_DRAWN_ROWS = 2**19  # of all drawn microbatches together
+_DRAWN = 256  # microbatches; fewer where they would have more than _DRAWN_ROWS rows together
+_DRAWN_ROWS = 2**19
+_LEAST_DRAWN = 32  # microbatches, however many rows they have
 _BLOCK = 64  # positions
 _MANY_BLOCKS = 16  # so that rounding up costs little
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sharding.plans.device_numbers import count_distinct
+from sharding.plans.device_numbers import count_distinct, device_set
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 
@@ -48,7 +48,9 @@ def device_blocks(plan: Plan, backbone: str) -> list[DeviceBlock]:
     """The blocks of a plan, the backbone's first."""
     blocks: list[list[UnitPlan]] = []
     for unit in plan.units:
-        sharing = [block for block in blocks if any(not set(unit.devices).isdisjoint(other.devices) for other in block)]
+        sharing = [
+            block for block in blocks if any(not device_set(unit.devices).isdisjoint(other.devices) for other in block)
+        ]
         blocks = [block for block in blocks if block not in sharing]
         blocks.append([*itertools.chain(*sharing), unit])
     blocks.sort(key=lambda units: all(backbone not in unit.modules for unit in units))

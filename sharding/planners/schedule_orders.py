@@ -1,4 +1,4 @@
-"""Schedules of plans, whose orders of ops are kept: many plans of a search differ only in what their ops take."""
+"""Schedules of plans, with their orders of ops cached: many plans of a search differ only in the costs of their ops."""
 
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.resolved.resolved_plan import ResolvedPlan

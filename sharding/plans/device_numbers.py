@@ -1,4 +1,4 @@
-"""Device numbers of units: a `range` where they are consecutive, so that plans of many devices are small and fast."""
+"""Device numbers of units, as a `range` where they are consecutive: comparing and hashing one takes constant time."""
 
 import functools
 import operator
@@ -34,12 +34,12 @@ def shifted(devices: Devices, first: int) -> Devices:
 
 
 def lowest(devices: Devices) -> int:
-    """The lowest of the numbers."""
+    """The lowest number, of a range in constant time."""
     return devices[0] if isinstance(devices, range) else min(devices)
 
 
 def highest(devices: Devices) -> int:
-    """The highest of the numbers."""
+    """The highest number, of a range in constant time."""
     return devices[-1] if isinstance(devices, range) else max(devices)
 
 

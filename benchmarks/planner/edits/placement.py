@@ -41,8 +41,8 @@ def host_of(group: list[UnitDraft]) -> UnitDraft:
 
 def _place_group(group: list[UnitDraft], first: int) -> dict[str, Devices]:
     host = host_of(group)
-    host_devices = tuple(range(first, first + host.device_count))
-    placed = {host.name: host_devices}
+    host_devices = range(first, first + host.device_count)
+    placed: dict[str, Devices] = {host.name: host_devices}
     for unit in group:
         if unit is not host:
             placed[unit.name] = _place_guest(unit, host, host_devices)
@@ -64,7 +64,7 @@ def _place_guest(unit: UnitDraft, host: UnitDraft, host_devices: Devices) -> Dev
         ordered = np.array(host_devices[: np.prod(shape)]).reshape(shape).transpose(0, 3, 1, 2, 4).ravel().tolist()
         if len(ordered) >= unit.device_count:
             return tuple(ordered[: unit.device_count])
-    return tuple(range(host_devices[0], host_devices[0] + unit.device_count))
+    return range(host_devices[0], host_devices[0] + unit.device_count)
 
 
 def _replica_size(unit: UnitDraft) -> int:

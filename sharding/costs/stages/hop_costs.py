@@ -200,4 +200,4 @@ class HopCosts:
 @functools.lru_cache(maxsize=64)
 def _count_in_either(devices: frozenset[int], others: frozenset[int]) -> int:
     """Number of devices in one of two sets or in both."""
-    return len(devices) + len(others) - (0 if devices.isdisjoint(others) else len(devices & others))
+    return len(devices | others)

@@ -139,8 +139,7 @@ def _recompute(policies: tuple[RecomputePolicy, ...], layers: tuple[int, ...]) -
 def _on_shared_devices(problem: PlanningProblem, plan: Plan, units: list[UnitPlan]) -> list[UnitPlan]:
     """The units on their devices; more pipeline ranks are on idle devices."""
     is_larger = any(len(unit.devices) > len(old.devices) for old, unit in zip(plan.units, units, strict=True))
-    used = set().union(*(unit.devices for unit in plan.units)) if is_larger else set()
-    idle = [device for device in range(problem.devices) if device not in used] if is_larger else []
+    idle = _idle_devices(problem, plan) if is_larger else []
     placed = []
     for old, unit in zip(plan.units, units, strict=True):
         more = len(unit.devices) - len(old.devices)
@@ -152,6 +151,12 @@ def _on_shared_devices(problem: PlanningProblem, plan: Plan, units: list[UnitPla
         idle = idle[max(more, 0) :]
         placed.append(dataclasses.replace(unit, devices=devices))
     return placed
+
+
+def _idle_devices(problem: PlanningProblem, plan: Plan) -> list[int]:
+    """The devices that are in no unit, ascending."""
+    used = set().union(*(unit.devices for unit in plan.units))
+    return [device for device in range(problem.devices) if device not in used]
 
 
 def _with_capacities(problem: PlanningProblem, before: Plan, plan: Plan) -> Plan:

@@ -108,7 +108,7 @@ def register_policy(name: str, policy: PlanningPolicy) -> None:
 
 
 def policy_fault(policy: str) -> str:
-    """Why a name is neither a policy's nor `auto`, behind the name; empty if it is."""
+    """Why a name is neither a policy nor `auto`, to follow the name in a message; empty if it is one of them."""
     if policy == LOCAL_SEARCH:
         return "changes the plans of other policies; use auto, which compares it with them"
     known = (AUTO, *PLANNING_POLICIES)
@@ -126,7 +126,9 @@ def run_policy(problem: PlanningProblem, policy: str, known_step: float = math.i
     Raises:
         UserError: There is no such policy.
     """
-    if fault := policy_fault(policy) or ("stands for all policies" if policy == AUTO else ""):
+    if policy == AUTO:
+        raise UserError(f"policy {AUTO!r} stands for all policies; name one of {', '.join(PLANNING_POLICIES)}")
+    if fault := policy_fault(policy):
         raise UserError(f"policy {policy!r} {fault}")
 
     def plans(of_problem: PlanningProblem) -> list[Plan]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig
-from sharding.costs.own_rows import OwnRows, dealt_shares, executed_loads, fullest_row
+from sharding.costs.own_rows import OwnRows, dealt_loads, dealt_shares, executed_loads, fullest_row
 from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
@@ -41,6 +41,14 @@ def test_the_kinds_of_shares_are_the_kinds_that_shares_have(items, parts, fracti
 def test_replicas_compute_the_smallest_capacity_that_holds_a_microbatch(capacities, computed):
     loads = executed_loads(IMAGES, OwnRows(2, capacities), 2, GRAPH["vision"])
     np.testing.assert_allclose(loads[0, :2], [computed, 64 * computed])  # padding counts like images of 64 patches
+    assert not loads[1].any()
+
+
+def test_without_capacities_replicas_compute_the_items_alone():
+    of_sizes, kind = dealt_loads(IMAGES, 2)
+    loads = np.take_along_axis(of_sizes, kind[:, :, None], axis=1)
+    np.testing.assert_allclose(loads[0, :, 0], (128, 64))
+    np.testing.assert_allclose(loads[0, :, 1], 64 * np.array((128, 64)))
     assert not loads[1].any()
 
 
