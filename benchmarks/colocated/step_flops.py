@@ -9,7 +9,7 @@ from data.packing.batch_spec import BatchSpec, global_batch_spec
 from mmjax import cli
 from mmjax.training.config import TrainConfig
 from mmjax.training.engine.engine import Engine
-from pallas_kernels.packed_attention import use_attention_implementation
+from pallas_kernels.reference_implementations import use_reference_implementations
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
@@ -80,7 +80,7 @@ def step_flops(config: TrainConfig, plan: Plan, batch: BatchSpec) -> float:
     A bundle counts as its two programs. What a step runs once, whatever its microbatches, is left out. Attention is
     dense: of a loop over blocks XLA counts one pass, however many there are.
     """
-    with use_attention_implementation("dense"):
+    with use_reference_implementations():
         return _counted_flops(config, plan, batch)
 
 

@@ -44,10 +44,10 @@ from pallas_kernels.collective_matmul.mosaic_support import (
     one_rank_reason,
     unsupported_shape_reason,
 )
+from pallas_kernels.target_device import target_device
 from pallas_kernels.varying import make_varying, varying_axes
 
 COMPUTE_WARPGROUPS = 2  # besides the one that loads
-H100_MULTIPROCESSORS = 132  # assumed where a program is lowered without a GPU
 
 
 def all_gather_matmul(
@@ -148,7 +148,7 @@ def _scatter_kernel(
 def _launch(
     body: Callable[..., None], peers: RemotePeers | LoopbackPeers, outputs: list[tuple[int, ...]]
 ) -> Callable[..., Any]:
-    grid, names = peers.grid(_multiprocessors())
+    grid, names = peers.grid(target_device().multiprocessors)
     leading = () if isinstance(peers, RemotePeers) else (peers.ranks,)
     return plgpu.kernel(
         body,
@@ -271,12 +271,6 @@ def _remote(axes: tuple[str, ...]) -> RemotePeers:
     if peers.ranks == 1:
         raise NotImplementedError(one_rank_reason(axes))  # the compiler would abort
     return peers
-
-
-def _multiprocessors() -> int:
-    described = jax.sharding.get_abstract_mesh().abstract_device
-    counted = described.num_cores if described is not None else getattr(jax.devices()[0], "core_count", None)
-    return counted or H100_MULTIPROCESSORS
 
 
 def _varying(results: Any, arguments: Any, axes: tuple[str, ...]) -> Any:

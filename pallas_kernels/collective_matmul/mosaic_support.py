@@ -5,16 +5,15 @@ The functions return the reason why they cannot and what would help, or "" where
 
 import dataclasses
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from pallas_kernels.target_device import target_device
+
 USE_RING = 'use backend="ring"'
-HOPPER = re.compile(r"\bG?H\d+")
-"""Device kinds of compute capability 9.0: NVIDIA H100, H200, H800, H20, GH200 and their variants."""
 TILE_DEPTH = 64  # columns of x in a tile: 128 bytes of bfloat16, the widest swizzle
 PIPELINE_DEPTH = 4  # tiles in flight: as many as fit, next to the results, into a Hopper multiprocessor's shared memory
 
@@ -118,10 +117,9 @@ def unsupported_traced_mesh_reason(mesh: jax.sharding.AbstractMesh, axes: tuple[
     """Why the kernels cannot run, as far as it is known in `jax.shard_map`, where devices have kinds but no ids."""
     if automatic := sorted(set(mesh.axis_names) - set(mesh.manual_axes)):
         return automatic_axes_reason(automatic)
-    device = mesh.abstract_device
-    platform, kind = (device.platform, device.device_kind) if device else (jax.default_backend(), "")
-    capability = "9.0" if HOPPER.search(kind) else f"of {kind or 'an unknown kind'}"
-    return unsupported_placement_reason(range(mesh.size), dict(mesh.shape), axes, 1, platform, capability)
+    device = target_device(mesh)
+    capability = "9.0" if device.is_hopper else f"of {device.kind or 'an unknown kind'}"
+    return unsupported_placement_reason(range(mesh.size), dict(mesh.shape), axes, 1, device.platform, capability)
 
 
 def unsupported_mesh_reason(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> str:

@@ -21,6 +21,7 @@ from mmjax.models.layers.feed_forward import GatedMLP
 from mmjax.models.layers.linear import Linear, add_bias, constant_parameter, normal_parameter
 from mmjax.models.layers.router import TokenRouting, route_tokens
 from mmjax.models.layers.tensor_parallel import mark_saveable
+from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.varying import make_varying, rank_count
 from sharding.axes import Axes
 from sharding.expert_transfer import Routing, chosen_transfer
@@ -138,9 +139,6 @@ class MixtureOfExperts(nnx.Module):
     ) -> Float[Array, "n d"]:
         """Returns the weighted sum over this rank's experts.
 
-        Without a native grouped matmul (on CPUs, and by default on NVIDIA GPUs: openxla/xla pull request 40189) XLA
-        lowers `lax.ragged_dot` to dense matmuls of all pairs with every local expert.
-
         Args:
             x: Tokens.
             experts: Chosen experts, counted from this rank's first; other numbers are experts of other ranks.
@@ -155,14 +153,16 @@ class MixtureOfExperts(nnx.Module):
         order = jnp.argsort(group)  # pairs by expert
         group_sizes = jnp.bincount(group, length=count + 1)[:count]  # [E]
         # The pairs of other ranks' experts are sorted last. They are masked before and after the matmuls, because
-        # `ragged_dot` leaves their rows undefined.
+        # `grouped_matmul` leaves their rows undefined.
         in_group = (group[order] < count)[:, None]  # [n c, 1]
         masked = recomputed(lambda rows: jnp.where(in_group, rows, jnp.zeros((), rows.dtype)))
 
         def project(rows: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
             """Multiplies the rows by the kernels of their experts, and adds the experts' biases."""
-            y = lax.ragged_dot(rows, kernel, group_sizes)
-            if bias is not None:  # as a matmul with ones: the gradient of indexing would be a sum of atomic additions
+            y = grouped_matmul(rows, kernel, group_sizes)
+            # As a matmul with ones: the gradient of indexing would be a sum of atomic additions. Its inner dimension is
+            # 1, so that it costs little by whatever XLA makes of it.
+            if bias is not None:
                 y = y + lax.ragged_dot(in_group.astype(rows.dtype), bias[:, None], group_sizes)
             return mark_saveable(y)
 

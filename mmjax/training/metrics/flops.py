@@ -18,7 +18,7 @@ from data.packing.phases.phase_rows import RowValues
 from mmjax.models.model import run_module
 from mmjax.models.structure.module import Module
 from mmjax.models.structure.parameters import abstract_module_parameters
-from pallas_kernels.packed_attention import use_attention_implementation
+from pallas_kernels.reference_implementations import use_reference_implementations
 
 
 def peak_flops(device_kind: str) -> float | None:
@@ -71,8 +71,8 @@ def value_flops(
         parameters = abstract_module_parameters(module)
         output = jax.eval_shape(functools.partial(run_module, module), parameters, inputs, batch)
         activations |= {(module.name, target): shape for target, shape in output.activations.items()}
-        # Other implementations compute as many blocks as there are segments, which is not known beforehand.
-        with use_attention_implementation("dense"):
+        # Other implementations of attention compute as many blocks as there are segments, not known beforehand.
+        with use_reference_implementations():
             row_flops = count_flops(functools.partial(_gradients, module), parameters, inputs, batch)
         flops[module.name] = row_flops / row_values[module.name].count
     return flops

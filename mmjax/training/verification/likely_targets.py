@@ -16,7 +16,7 @@ from configs.architectures import ModelConfig
 from data.packing.global_batch import GlobalBatch
 from mmjax.models.modalities.losses import TokenPredictions
 from mmjax.models.model import model_modules, run_model
-from pallas_kernels.packed_attention import use_attention_implementation
+from pallas_kernels.reference_implementations import use_reference_implementations
 from sharding.trees import Tree
 
 
@@ -64,7 +64,7 @@ def likely_tokens(config: ModelConfig) -> Callable[[Tree, Mapping[str, Any], jax
 
         backbone = dataclasses.replace(config.backbone, loss=keep)
         batch = {name: {**module_arrays, "seed_and_step": seed_and_step} for name, module_arrays in arrays.items()}
-        with use_attention_implementation("dense"):
+        with use_reference_implementations():
             run_model(model_modules(dataclasses.replace(config, backbone=backbone)), parameters, batch)
         (found,) = predictions
         (first, second), tokens = jnp.moveaxis(jax.lax.top_k(found.logits, 2)[0], -1, 0), jnp.argmax(found.logits, -1)

@@ -38,7 +38,7 @@ from mmjax.training.verification.likely_targets import in_packed_rows, likely_to
 from mmjax.training.verification.reference_optimizer import ReferenceOptimizer
 from mmjax.training.verification.unpacked_batches import unpacked_batch, unpacked_shape
 from mmjax.training.verification.whole_arrays import share_from_first_process
-from pallas_kernels.packed_attention import use_attention_implementation
+from pallas_kernels.reference_implementations import use_reference_implementations
 from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree
@@ -145,8 +145,8 @@ def reference_value_and_grad(config: ModelConfig, trainable: tuple[str, ...]) ->
     def total_loss(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> tuple[jax.Array, Any]:
         weights = jax.tree.map(lambda leaf: leaf.astype(dtype), parameters)
         batch = {name: {**module_arrays, "seed_and_step": seed_and_step} for name, module_arrays in arrays.items()}
-        # Every layout is compared with dense attention, whichever implementation it uses itself.
-        with use_attention_implementation("dense"):
+        # Every layout is compared with the definitions, whichever implementations it uses itself.
+        with use_reference_implementations():
             outputs = run_model(modules, weights, batch)
         losses = losses_by_name(outputs)
         correct = outputs[config.backbone.name].auxiliary_metrics["correct"]
