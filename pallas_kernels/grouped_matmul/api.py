@@ -97,7 +97,7 @@ def _choose(x: jax.Array, matrices: jax.Array, named: ImplementationName | None)
     reasons: dict[ImplementationName, str] = {
         name: candidate.unsupported_reason(x, matrices) for name, candidate in IMPLEMENTATIONS.items()
     }
-    first = next(name for name, reason in reasons.items() if not reason)
+    first: ImplementationName = next(name for name, reason in reasons.items() if not reason)
     if first == "tiled" and target_device().is_gpu:
         warn_once(f"a grouped matmul is a loop over tiles on this GPU: {'; '.join(filter(None, reasons.values()))}")
     return first
