@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 
@@ -33,6 +34,11 @@ def make_varying(tree: Any, axes: tuple[str, ...]) -> Any:
         return lax.pcast(leaf, missing, to="varying") if missing else leaf
 
     return jax.tree.map(mark, tree)
+
+
+def zeros_as(x: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Zeros that vary over the same mesh axes as x."""
+    return make_varying(jnp.zeros(shape, dtype), tuple(sorted(varying_axes(x))))
 
 
 def match_cotangent(primal: jax.Array, cotangent: jax.Array) -> jax.Array:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
-from jax import lax
 
 from pallas_kernels.collective_matmul import mosaic, reference, ring
 from pallas_kernels.collective_matmul.tiling import (
@@ -59,8 +57,6 @@ def all_gather_matmul(
     *,
     backend: str = "ring",
     tiling: CollectiveTiling | None = None,
-    transposed: bool = False,
-    dtype: jax.typing.DTypeLike | None = None,
 ) -> tuple[jax.Array, ...]:
     """gather(x) @ w for every weight; x is gathered once.
 
@@ -71,8 +67,6 @@ def all_gather_matmul(
         backend: `reference`, `ring`, or `mosaic`, which uses the ring where its kernels cannot run and logs why.
         tiling: How a rank's positions are divided; by default the fastest one measured on such a device, else whole
             shards on one ring.
-        transposed: Whether the weights are `[f_i, d]`. (Given w.T instead, its copy would be a residual.)
-        dtype: Precision of the results; by default the precision of x.
 
     Returns:
         `[..., s, f_i]` for every weight.
@@ -80,9 +74,9 @@ def all_gather_matmul(
     Raises:
         ValueError: An axis, the backend, shapes or precisions do not fit; the message has the shapes.
     """
-    _check_operands(x, weights, axes, backend, transposed)
+    _check_operands(x, weights, axes, backend)
     tiling = _check_tiling(tiling, _matmul_shape(x, weights, rank_count(axes), x.shape[-2]))
-    return _gather_matmul(x, weights, axes, backend, tiling, transposed, np.dtype(dtype or x.dtype))
+    return _gather_matmul(x, weights, axes, backend, tiling)
 
 
 def matmul_reduce_scatter(
@@ -137,40 +131,28 @@ def _forward_with_operands(operation: Callable) -> Callable:
     return forward
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5, 6))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _gather_matmul(
     x: jax.Array,
     weights: tuple,
     axes: MeshAxes,
     backend: str,
     tiling: CollectiveTiling,
-    transposed: bool,
-    dtype: np.dtype,
 ) -> tuple[jax.Array, ...]:
-    return BACKENDS[backend].gather_matmul(x, _transpose_if(transposed, weights), axes, tiling, dtype)
+    return BACKENDS[backend].gather_matmul(x, weights, axes, tiling)
 
 
 def _gather_matmul_backward(
     axes: MeshAxes,
     backend: str,
     tiling: CollectiveTiling,
-    transposed: bool,
-    dtype: np.dtype,
     residuals: tuple,
     cotangents: tuple,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     x, weights = residuals
     cotangents = tuple(cotangent.astype(x.dtype) for cotangent in cotangents)  # [..., s, f_i]
-    dgrad, wgrads = BACKENDS[backend].gather_matmul_backward(
-        x, _transpose_if(transposed, weights), cotangents, axes, tiling
-    )
-    if transposed:  # after a barrier: XLA's CPU compiler folds it into a product that its runtime lacks in bfloat16
-        wgrads = _transpose_if(transposed, lax.optimization_barrier(wgrads))
+    dgrad, wgrads = BACKENDS[backend].gather_matmul_backward(x, weights, cotangents, axes, tiling)
     return match_cotangent(x, dgrad), tuple(match_cotangent(w, wgrad) for w, wgrad in zip(weights, wgrads, strict=True))
-
-
-def _transpose_if(transposed: bool, weights: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    return tuple(w.T for w in weights) if transposed else weights
 
 
 _gather_matmul.defvjp(_forward_with_operands(_gather_matmul), _gather_matmul_backward)
@@ -227,9 +209,7 @@ def _check_tiling(tiling: CollectiveTiling | None, shape: MatmulShape) -> Collec
     return tiling
 
 
-def _check_operands(
-    x: jax.Array, weights: Sequence[jax.Array], axes: MeshAxes, backend: str, transposed: bool = False
-) -> None:
+def _check_operands(x: jax.Array, weights: Sequence[jax.Array], axes: MeshAxes, backend: str) -> None:
     """Raises ValueError for operands that no backend takes."""
     operands = f"x {_describe(x)} and {', '.join(map(_describe, weights))} over {_describe_axes(axes)}"
     if backend not in BACKENDS:
@@ -238,7 +218,7 @@ def _check_operands(
     if x.ndim < 2 or not weights or any(w.ndim != 2 for w in weights):
         raise ValueError(f"a collective matmul needs x [..., s, d] and weights [d, f]; it got {operands}")
     for w in weights:
-        rows = w.shape[1 if transposed else 0]
+        rows = w.shape[0]
         if rows != x.shape[-1]:
             raise ValueError(f"a weight has {rows} rows and x has {x.shape[-1]} columns: {operands}")
     for array in (x, *weights):

@@ -16,7 +16,6 @@ from types import ModuleType
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from pallas_kernels.collective_matmul import mosaic_support, reference, ring
@@ -31,11 +30,10 @@ def gather_matmul(
     weights: Sequence[jax.Array],
     axes: tuple[str, ...],
     tiling: CollectiveTiling,
-    dtype: np.dtype,
 ) -> tuple[jax.Array, ...]:
     """See `reference.gather_matmul`; the tiling is the ring's, the kernels have tiles of their own."""
-    if _falls_back(x, [w.shape[1] for w in weights], axes, dtype):
-        return ring.gather_matmul(x, weights, axes, tiling, dtype)
+    if _falls_back(x, [w.shape[1] for w in weights], axes):
+        return ring.gather_matmul(x, weights, axes, tiling)
     products, _ = kernels().all_gather_matmul(_merge_rows(x), tuple(weights), axes)
     return tuple(_join_positions(y, x.shape) for y in products)
 
@@ -50,7 +48,7 @@ def gather_matmul_backward(
     """See `reference.gather_matmul_backward`; the sums of the dgrad overlap, the gather of x does not."""
     ranks = rank_count(axes)
     cotangent_shard = jax.ShapeDtypeStruct((*x.shape[:-1], sum(w.shape[1] for w in weights)), x.dtype)
-    if _falls_back(cotangent_shard, [x.shape[-1]], axes, x.dtype):
+    if _falls_back(cotangent_shard, [x.shape[-1]], axes):
         return ring.gather_matmul_backward(x, weights, cotangents, axes, tiling)
     x, cotangents = lax.optimization_barrier((x, tuple(cotangents)))
     gathered, cotangents = lax.optimization_barrier((reference.all_gather_positions(x, axes), cotangents))
@@ -63,7 +61,7 @@ def gather_matmul_backward(
 def matmul_scatter(x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling) -> jax.Array:
     """See `reference.matmul_scatter`."""
     shard = _shard_shape(x, rank_count(axes))
-    if _falls_back(shard, [w.shape[1]], axes, x.dtype):
+    if _falls_back(shard, [w.shape[1]], axes):
         return ring.matmul_scatter(x, w, axes, tiling)
     y = kernels().matmul_reduce_scatter(_split_positions(x, rank_count(axes)), w, axes)  # [m, f]
     return y.reshape(*shard.shape[:-1], w.shape[1])
@@ -73,7 +71,7 @@ def matmul_scatter_backward(
     x: jax.Array, w: jax.Array, cotangent: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling
 ) -> tuple[jax.Array, jax.Array]:
     """See `reference.matmul_scatter_backward`; one kernel gathers the cotangent for both gradients."""
-    if _falls_back(cotangent, [w.shape[0]], axes, x.dtype):
+    if _falls_back(cotangent, [w.shape[0]], axes):
         return ring.matmul_scatter_backward(x, w, cotangent, axes, tiling)
     (dgrad,), gathered = kernels().all_gather_matmul(_merge_rows(cotangent), (w.T,), axes)
     return _join_positions(dgrad, cotangent.shape), weight_gradient(x, _join_positions(gathered, cotangent.shape))
@@ -89,14 +87,11 @@ def kernels() -> ModuleType:
     return mosaic_kernels
 
 
-def _falls_back(
-    shard: jax.Array | jax.ShapeDtypeStruct, widths: Sequence[int], axes: tuple[str, ...], dtype: jax.typing.DTypeLike
-) -> bool:
+def _falls_back(shard: jax.Array | jax.ShapeDtypeStruct, widths: Sequence[int], axes: tuple[str, ...]) -> bool:
     """Whether no kernel can multiply a rank's shard `[..., s / n, d]` into these widths; logs the reason once."""
     rows, depth = shard.size // shard.shape[-1], shard.shape[-1]
     reason = mosaic_support.unsupported_traced_mesh_reason(jax.sharding.get_abstract_mesh(), axes)
     reason = reason or mosaic_support.unsupported_shape_reason(rows, depth, widths, shard.dtype)
-    reason = reason or mosaic_support.unsupported_shape_reason(rows, depth, widths, dtype)
     if reason:
         warn_once(f"a collective matmul uses the ring instead of a mosaic kernel: {reason}")
     return bool(reason)

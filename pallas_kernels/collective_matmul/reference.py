@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from pallas_kernels.collective_matmul.tiling import CollectiveTiling
@@ -36,11 +35,10 @@ def gather_matmul(
     weights: Sequence[jax.Array],
     axes: tuple[str, ...],
     tiling: CollectiveTiling,
-    dtype: np.dtype,
 ) -> tuple[jax.Array, ...]:
     """gather(x) @ w for every weight: [..., s / n, d], [d, f_i] -> [..., s, f_i]."""
     gathered = all_gather_positions(x, axes)  # [..., s, d]
-    return tuple(matmul_float32(gathered, w).astype(dtype) for w in weights)
+    return tuple(matmul_float32(gathered, w).astype(x.dtype) for w in weights)
 
 
 def gather_matmul_backward(

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from pallas_kernels.collective_matmul.reference import matmul_float32, sum_arrays
@@ -92,18 +91,17 @@ def gather_matmul(
     weights: Sequence[jax.Array],
     axes: tuple[str, ...],
     tiling: CollectiveTiling,
-    dtype: np.dtype,
 ) -> tuple[jax.Array, ...]:
     """See `reference.gather_matmul`: shards of x are sent."""
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2])
     positions = ring.ranks * ring.shard_size
-    outputs = tuple(_zeros_varying_as((*x.shape[:-2], positions, w.shape[1]), dtype, (x, w)) for w in weights)
+    outputs = tuple(_zeros_varying_as((*x.shape[:-2], positions, w.shape[1]), x.dtype, (x, w)) for w in weights)
     shards, weights = ring.split_shard(x), tuple(weights)
     for step in range(ring.ranks):
         for part in range(ring.parts):
             shard, outputs, weights = lax.optimization_barrier((shards[part], outputs, weights))
             shards[part] = ring.receive_shard(shard, part) if step + 1 < ring.ranks else shard
-            products = (matmul_float32(shard, w).astype(dtype) for w in weights)
+            products = (matmul_float32(shard, w).astype(x.dtype) for w in weights)
             start = ring.shard_start(step, part)
             outputs = tuple(_write(y, output, start) for y, output in zip(products, outputs, strict=True))
     return outputs

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.varying import make_varying, varying_axes
+from pallas_kernels.varying import zeros_as
 
 MIN_TILE_ROWS, MAX_TILE_ROWS = 8, 512
 PADDED_SHARE = 8
@@ -69,9 +69,9 @@ def product(
 
     A tile writes all its t rows. Rows of the next group are written again by that group's own tiles, which come later.
     """
-    rows, inner = x.shape
+    rows = len(x)
     size = tile_rows(rows, len(group_sizes))
-    padded = jnp.concatenate([x, _zeros_like(x, (size, inner))])  # [m + t, k]
+    padded = _pad_rows(x, size)  # [m + t, k]
     dimensions = (((1,), (1 if transposed else 0,)), ((), ()))
 
     def multiply(y: jax.Array, tile: Tiles) -> tuple[jax.Array, None]:
@@ -80,7 +80,7 @@ def product(
         block = lax.dot_general(operand, matrix, dimensions, preferred_element_type=jnp.float32)  # [t, n]
         return lax.dynamic_update_slice_in_dim(y, block.astype(y.dtype), tile.starts, axis=0), None
 
-    y = _zeros_like(x, (rows + size, matrices.shape[1 if transposed else 2]))
+    y = zeros_as(x, (rows + size, matrices.shape[1 if transposed else 2]), x.dtype)
     return lax.scan(multiply, y, make_tiles(group_sizes, rows, size))[0][:rows]
 
 
@@ -90,7 +90,7 @@ def outer_product(
     """The sum over the rows of each group of x_row^T y_row, in float32 until it is complete."""
     (rows, inner), outer = x.shape, y.shape[1]
     size = tile_rows(rows, len(group_sizes))
-    padded_x, padded_y = (jnp.concatenate([operand, _zeros_like(x, (size, operand.shape[1]))]) for operand in (x, y))
+    padded_x, padded_y = (_pad_rows(operand, size) for operand in (x, y))
 
     def add(carry: tuple[jax.Array, jax.Array], tile: Tiles) -> tuple[tuple[jax.Array, jax.Array], None]:
         sums, total = carry  # [g, k, n], [k, n]
@@ -104,10 +104,10 @@ def outer_product(
         written = lax.dynamic_update_index_in_dim(sums, total.astype(sums.dtype), tile.groups, axis=0)
         return (written, total), None
 
-    start = _zeros_like(x, (len(group_sizes), inner, outer)), _zeros_like(x, (inner, outer), jnp.float32)
+    start = zeros_as(x, (len(group_sizes), inner, outer), x.dtype), zeros_as(x, (inner, outer), jnp.float32)
     return lax.scan(add, start, make_tiles(group_sizes, rows, size))[0][0]
 
 
-def _zeros_like(x: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike | None = None) -> jax.Array:
-    """Zeros that vary over the same mesh axes as x."""
-    return make_varying(jnp.zeros(shape, dtype or x.dtype), tuple(sorted(varying_axes(x))))
+def _pad_rows(x: Float[Array, "m k"], count: int) -> Float[Array, "n k"]:
+    """Appends rows of zeros."""
+    return jnp.concatenate([x, zeros_as(x, (count, x.shape[1]), x.dtype)])

@@ -19,7 +19,7 @@ from sharding.plans.parallelism import CollectivesName
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved.trained_parts import Gradient
 from sharding.specs.layers.layer import COLLECTIVE_KINDS, ZERO, Kernel, LayerSpec, Loads, RecomputePolicy
-from sharding.specs.layers.recomputed_kernels import RECOMPUTED_KERNELS
+from sharding.specs.layers.recomputed_kernels import runs_again
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class AnalyticCostModel:
         if not gradients:
             return LayerSeconds(compute, waiting)
         seconds = self._kernels.passes(layer, loads, ranks)
-        again = np.array([kernel.kind in RECOMPUTED_KERNELS[recompute] for kernel in layer.kernels], bool)
+        again = np.array([runs_again(kernel, recompute) for kernel in layer.kernels], bool)
         if again.any():
             compute = compute + seconds.forward[..., again].sum(axis=-1)
             waiting = waiting + self._waiting(layer, loads, ranks, seconds.forward, again)

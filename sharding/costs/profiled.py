@@ -17,7 +17,7 @@ from sharding.plans.parallelism import CollectivesName
 from sharding.plans.resolved.trained_parts import Gradient
 from sharding.plans.text.json_fields import read_file, read_record
 from sharding.specs.layers.layer import LayerSpec, LoadColumn, Loads, RecomputePolicy
-from sharding.specs.layers.recomputed_kernels import RECOMPUTED_KERNELS
+from sharding.specs.layers.recomputed_kernels import runs_again
 
 
 class ProfileError(UserError):
@@ -345,8 +345,8 @@ class ProfiledCostModel:
 
 def _dgrad_share(layer: LayerSpec, loads: Loads, recompute: RecomputePolicy) -> Times:
     """Which share of a backward's FLOPs, recomputation included, is needed for the gradient of the input."""
-    kinds = RECOMPUTED_KERNELS[recompute]
-    again = sum((kernel.flops.evaluate(loads) for kernel in layer.kernels if kernel.kind in kinds), start=np.zeros(()))
+    repeated = (kernel.flops.evaluate(loads) for kernel in layer.kernels if runs_again(kernel, recompute))
+    again = sum(repeated, start=np.zeros(()))
     without = again - useful_flops(layer, loads, ())
     dgrad = without + useful_flops(layer, loads, ("dgrad",))
     whole = without + useful_flops(layer, loads, ("dgrad", "wgrad"))

@@ -204,16 +204,19 @@ def _token_embedding(config: BackboneConfig) -> LayerSpec:
 
 
 def _head(config: BackboneConfig) -> LayerSpec:
-    """The final norm, the logits in float32 and their loss; tied embeddings are counted where they are owned."""
+    """The final norm, the logits in float32 and their loss; tied embeddings are counted where they are owned.
+
+    Logits are computed in chunks of the vocabulary and not saved: the backward computes every chunk again.
+    """
     width, vocabulary = config.width, config.vocabulary
+    logits, loss = matmul("logits", width, vocabulary), memory_bound("loss", 4 * vocabulary)
     kernels = (
         memory_bound("norm", 2 * width, split=False),
         all_gather(width),
-        matmul("logits", width, vocabulary),
-        memory_bound("loss", 4 * vocabulary),
+        *(dataclasses.replace(kernel, always_recomputed=True) for kernel in (logits, loss)),
     )
-    inputs = SavedActivations(replicated=PerLoad(width))
-    logits = PerLoad(2 * vocabulary)  # twice the bytes of an element in compute precision
+    sums = 4 * 2  # of the logits of a token, in float32: twice the bytes of an element in compute precision
+    inputs = SavedActivations(replicated=PerLoad(width + sums))
     return LayerSpec(
         name="head",
         part=config.name,
@@ -221,8 +224,8 @@ def _head(config: BackboneConfig) -> LayerSpec:
         parameters=0 if config.tie_embeddings else vocabulary * width,
         replicated_parameters=norm_parameters(config, width),
         saved={
-            "none": SavedActivations(logits, PerLoad(2 * width)),
-            "selective": SavedActivations(logits, PerLoad(width)),
+            "none": SavedActivations(replicated=PerLoad(2 * width + sums)),
+            "selective": inputs,
             "offload": inputs,
             "full": inputs,
         },

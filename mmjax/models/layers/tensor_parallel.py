@@ -9,7 +9,6 @@ rank has all positions, and a row-parallel matmul ends with an all-reduce. Where
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
@@ -30,6 +29,9 @@ WeightSplit = Literal["columns", "rows"] | None
 
 MATMUL_CHECKPOINT_NAME = "matmul"
 """Name (`jax.ad_checkpoint.checkpoint_name`) of the results that selective recomputation saves."""
+
+SMALL_RESULT_CHECKPOINT_NAME = "small_result"
+"""Name of results of a few bytes a token that every recomputation policy saves: computing them again costs much."""
 
 
 def mark_saveable(y: jax.Array) -> jax.Array:
@@ -60,26 +62,6 @@ def column_parallel_matmuls(x: Activations, weights: tuple[jax.Array, ...], axes
 def first_vocabulary_row(local_rows: int, axes: Axes) -> jax.Array | int:
     """Number of the first row of the embedding table that this tensor rank holds."""
     return lax.axis_index(axes.tensor) * local_rows if axes.tensor else 0
-
-
-def vocabulary_parallel_logits(x: Activations, table: jax.Array, axes: Axes) -> jax.Array:
-    """Returns the logits of this rank's slice of the vocabulary.
-
-    Args:
-        x: Hidden states `[..., d]`, with this rank's positions where `axes.sequence` divides them.
-        table: This rank's rows of the embedding table, `[v, d]`.
-        axes: Mesh axes.
-
-    Returns:
-        float32 `[..., v]`, at all positions.
-    """
-    if axes.sequence:
-        (y,) = all_gather_matmul(
-            x, (table,), axes.tensor, backend=axes.collective_matmul, transposed=True, dtype=jnp.float32
-        )
-    else:
-        y = jnp.einsum("...d,vd->...v", x, table, preferred_element_type=jnp.float32)
-    return mark_saveable(y)
 
 
 def row_parallel_matmul(x: Activations, weight: jax.Array, axes: Axes) -> jax.Array:
@@ -116,6 +98,16 @@ def reduce_row_parallel(y: jax.Array, split: WeightSplit, axes: Axes) -> jax.Arr
 def sequence_positions(x: jax.Array, axes: Axes) -> jax.Array:
     """Takes this tensor rank's positions of its context-parallel rank's; all where `axes.sequence` is empty."""
     return split_sequence(x, axes.sequence, axis=1) if axes.sequence else x
+
+
+def gather_for_columns(x: Activations, axes: Axes) -> Activations:
+    """All positions, as a weight split by columns needs them: the gradients of the tensor ranks are summed.
+
+    Where `axes.sequence` divides the positions, by a reduce-scatter.
+    """
+    if axes.sequence:
+        return lax.all_gather(x, axes.sequence, axis=x.ndim - 2, tiled=True)
+    return make_varying(x, axes.tensor)
 
 
 def all_gather_sequence(x: jax.Array, axes: Axes) -> jax.Array:

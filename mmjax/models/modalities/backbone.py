@@ -15,6 +15,7 @@ from configs.architectures import BackboneConfig, ModelConfig
 from configs.modules.backbone import NEWLINE
 from configs.modules.block_runs import BackboneBlockRun, has_experts_at
 from mmjax.models.layers.attention import Attention, build_attention
+from mmjax.models.layers.chunked_logits import ChunkedLogits, chunked_logits
 from mmjax.models.layers.context_parallel import (
     context_positions,
     gather_context,
@@ -29,8 +30,8 @@ from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.tensor_parallel import (
     all_gather_sequence,
     first_vocabulary_row,
+    gather_for_columns,
     sequence_positions,
-    vocabulary_parallel_logits,
 )
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, block_stack
 from mmjax.models.modalities.attention_kinds import block_inputs
@@ -265,17 +266,19 @@ class LanguageHead(PieceModule):
         self.norm = build_norm(config.backbone, config.backbone.width)
         self.embedding = embedding_table(config.backbone)
 
-    def logits(self, normed: Float[Array, "r q d"], axes: Axes = NO_AXES) -> Float[Array, "r s v"]:
-        """Computes float32 logits of normed hidden states at all positions, for this rank's slice of the vocabulary."""
-        logits = vocabulary_parallel_logits(normed, self.embedding[...], axes)
-        return self.softcap * jnp.tanh(logits / self.softcap) if self.softcap else logits
+    def logits(self, normed: Float[Array, "r s d"]) -> Float[Array, "r s v"]:
+        """Computes float32 logits of normed hidden states on one device, over the whole vocabulary at once."""
+        return self._chunks(normed, NO_AXES).whole()
+
+    def _chunks(self, normed: Float[Array, "r s d"], axes: Axes) -> ChunkedLogits:
+        return chunked_logits(normed, self.embedding[...], self.vocabulary, axes, softcap=self.softcap)
 
     @jax.named_scope("language_head")
     def __call__(self, x: Float[Array, "r q d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
         """Returns the language loss, whether each target is the most likely token, and each generator's conditions."""
         hidden = self.norm(x)
         targets, weights = (context_positions(batch[name], axes) for name in ("targets", "weights"))
-        predictions = token_predictions(self.logits(hidden, axes), self.vocabulary, targets, axes)
+        predictions = token_predictions(self._chunks(gather_for_columns(hidden, axes), axes), targets, axes)
         loss, auxiliary_losses = weighted_loss(self.loss, predictions, weights, axes)
         hidden = all_gather_sequence(hidden, axes) if self.generators else hidden  # [r, s / cp, d]
         length = batch["targets"].shape[1]

@@ -17,9 +17,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from configs.common.errors import UserError
-from mmjax.models.layers.tensor_parallel import first_vocabulary_row
+from mmjax.models.layers.chunked_logits import ChunkedLogits
+from mmjax.models.layers.vocabulary_chunks import VocabularyChunk
 from mmjax.models.structure.module import BALANCING_LOSS
-from pallas_kernels.varying import rank_count, varying_axes
+from pallas_kernels.varying import varying_axes
 from sharding.axes import Axes
 
 
@@ -36,60 +37,74 @@ class LossTerms(NamedTuple):
     auxiliary: Mapping[str, jax.Array] = {}
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class TokenPredictions:
-    """The backbone's predictions of the target tokens, whose vocabulary may be split over the tensor ranks.
-
-    All `[r, s]` fields are over the whole vocabulary, on every rank. Positions without a target have weight 0.
-    Tensor ranks have equally many logits: where they do not divide the vocabulary, the last ones have padding, whose
-    `token_ids` are no tokens and which has probability 0.
+class LikelihoodChunk(NamedTuple):
+    """Logits of some tokens of the vocabulary, with the log-probabilities that they stand for.
 
     Attributes:
-        logits: Logits of this rank's slice of the vocabulary, float32; the whole vocabulary on one device.
+        logits: float32; very negative where there is no token.
+        log_probabilities: Log-probabilities of the tokens over the whole vocabulary.
+        token_ids: The tokens, as numbers in the whole vocabulary; numbers from its size on are padding.
+    """
+
+    logits: Float[Array, "r s c"]
+    log_probabilities: Float[Array, "r s c"]
+    token_ids: Int[Array, "1 1 c"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class TokenPredictions:
+    """The backbone's predictions of the target tokens.
+
+    All fields `[r, s]` are over the whole vocabulary, on every rank; the logits themselves are computed in chunks of
+    the vocabulary and nowhere kept. Positions without a target have weight 0.
+
+    Attributes:
         vocabulary: Size of the whole vocabulary.
         targets: Next tokens, as numbers in the whole vocabulary.
         target_logits: Logit of each target.
+        mean_logits: Mean of the logits.
         log_normalizer: log of the sum of exp(logit) over the vocabulary.
         log_likelihood: Log-probability of each target: target_logits - log_normalizer, rounded once less.
         is_most_likely: Whether no token is more likely than the target.
+        chunks: Computes the logits of this rank's tokens.
         axes: Mesh axes.
     """
 
-    logits: Float[Array, "r s v"]
     vocabulary: int
     targets: Int[Array, "r s"]
     target_logits: Float[Array, "r s"]
+    mean_logits: Float[Array, "r s"]
     log_normalizer: Float[Array, "r s"]
     log_likelihood: Float[Array, "r s"]
     is_most_likely: Bool[Array, "r s"]
+    chunks: ChunkedLogits
     axes: Axes
 
-    @property
-    def token_ids(self) -> Int[Array, " v"]:
-        """The tokens that `logits` are of, as numbers in the whole vocabulary; padding has numbers behind it."""
-        return _token_ids(self.logits.shape[-1], self.axes)
+    def sum_over_vocabulary(self, function: Callable[[LikelihoodChunk], jax.Array]) -> Float[Array, "r s"]:
+        """Sums a function of the logits over the whole vocabulary.
 
-    @property
-    def log_probabilities(self) -> Float[Array, "r s v"]:
-        """Log-probabilities of the tokens that `logits` are of."""
-        return self.logits - self.log_normalizer[..., None]
+        All logits are computed once more for each such sum, and in its backward.
 
-    @property
-    def mean_logits(self) -> Float[Array, "r s"]:
-        """Mean of the logits over the whole vocabulary."""
-        return self.sum_over_vocabulary(self.logits) / self.vocabulary
-
-    def sum_over_vocabulary(self, values: jax.Array) -> Float[Array, "r s"]:
-        """Sums values `[r, s, v]`, in the shape of `logits`, over the whole vocabulary, padding left out.
+        Args:
+            function: From a `LikelihoodChunk` to one value for each of its logits, `[r, s, c]`. It is called with every
+                chunk of the vocabulary, and may use other values of these predictions. Its values of padding are left
+                out.
 
         Raises:
-            UserError: The values have another shape.
+            UserError: The function returns another shape.
         """
-        if values.shape != self.logits.shape:
-            raise UserError(
-                f"sum_over_vocabulary takes values of the shape of the logits, {self.logits.shape}, not {values.shape}"
-            )
-        total = jnp.sum(_replace_padding(values, self.vocabulary, 0.0, self.axes), axis=-1)
+
+        def values(chunk: VocabularyChunk) -> jax.Array:
+            log_probabilities = chunk.logits - self.log_normalizer[..., None]
+            returned = function(LikelihoodChunk(chunk.logits, log_probabilities, chunk.token_ids))
+            if jnp.shape(returned) != chunk.logits.shape:
+                raise UserError(
+                    f"the function that sum_over_vocabulary sums returns shape {jnp.shape(returned)}; give one value "
+                    f"for each logit of the chunk, {chunk.logits.shape}"
+                )
+            return returned
+
+        total = self.chunks.sum(values)
         return lax.psum(total, self.axes.tensor) if self.axes.tensor else total
 
 
@@ -137,52 +152,30 @@ def mean_squared_error(predictions: DenoisingPredictions) -> Float[Array, " b"]:
     return predictions.mean_squared_errors
 
 
-_PADDING_LOGIT = -1e9
-"""Logit of padding: its exponential is 0 beside any other, and losses that compute with it stay finite."""
-
-
-def _token_ids(local_rows: int, axes: Axes) -> Int[Array, " v"]:
-    return first_vocabulary_row(local_rows, axes) + jnp.arange(local_rows)
-
-
-def _replace_padding(values: jax.Array, vocabulary: int, by: float, axes: Axes) -> jax.Array:
-    """Replaces the values `[r, s, v]` of this rank's slice of the vocabulary at padding."""
-    local_rows = values.shape[-1]
-    if local_rows * (rank_count(axes.tensor) if axes.tensor else 1) == vocabulary:
-        return values
-    return jnp.where(_token_ids(local_rows, axes) < vocabulary, values, jnp.asarray(by, values.dtype))
-
-
-def token_predictions(
-    logits: Float[Array, "r s v"], vocabulary: int, targets: Int[Array, "r s"], axes: Axes
-) -> TokenPredictions:
+def token_predictions(chunks: ChunkedLogits, targets: Int[Array, "r s"], axes: Axes) -> TokenPredictions:
     """Compares logits, of which each tensor rank has a slice of the vocabulary, with targets.
 
     Args:
-        logits: Logits of this rank's slice, in float32; rows behind the vocabulary are padding.
-        vocabulary: Size of the whole vocabulary.
+        chunks: The logits of this rank's slice.
         targets: Next tokens, as numbers in the whole vocabulary.
         axes: Mesh axes.
     """
-    logits = _replace_padding(logits, vocabulary, _PADDING_LOGIT, axes)
-    local = targets - first_vocabulary_row(logits.shape[-1], axes)
-    is_local = (local >= 0) & (local < logits.shape[-1])
-    largest = lax.stop_gradient(jnp.max(logits, axis=-1))  # [r, s]
-    target_logits = jnp.take_along_axis(logits, jnp.where(is_local, local, 0)[..., None], axis=-1)[..., 0]
-    target_logits = jnp.where(is_local, target_logits, 0.0)  # [r, s]
+    largest, total, target_logits, logit_sum = chunks.sums(targets)
+    largest = local_largest = lax.stop_gradient(largest)
     if axes.tensor:
-        largest, target_logits = lax.pmax(largest, axes.tensor), lax.psum(target_logits, axes.tensor)
-    total = jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1)
-    total = lax.psum(total, axes.tensor) if axes.tensor else total
+        largest = lax.pmax(local_largest, axes.tensor)
+        total = total * jnp.exp(local_largest - largest)
+        total, target_logits, logit_sum = lax.psum((total, target_logits, logit_sum), axes.tensor)
     log_total = jnp.log(total)
     return TokenPredictions(
-        logits=logits,
-        vocabulary=vocabulary,
+        vocabulary=chunks.options.vocabulary,
         targets=targets,
         target_logits=target_logits,
+        mean_logits=logit_sum / chunks.options.vocabulary,
         log_normalizer=largest + log_total,
         log_likelihood=target_logits - largest - log_total,
         is_most_likely=target_logits >= largest,
+        chunks=chunks,
         axes=axes,
     )
 

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from mmjax.models.layers.context_parallel import all_gather_positions, local_positions
 from mmjax.models.layers.lora import join_adapters
-from mmjax.models.layers.tensor_parallel import MATMUL_CHECKPOINT_NAME
+from mmjax.models.layers.tensor_parallel import MATMUL_CHECKPOINT_NAME, SMALL_RESULT_CHECKPOINT_NAME
 from mmjax.models.structure.module import (
     BALANCING_LOSS,
     LayerOutput,
@@ -35,9 +35,12 @@ from sharding.trees import Tree, get_leaf, set_leaf
 
 Arrays = dict[str, jax.Array]
 
-_SAVE_MATMUL_RESULTS = jax.checkpoint_policies.save_only_these_names(MATMUL_CHECKPOINT_NAME)
+_SAVE_SMALL_RESULTS = jax.checkpoint_policies.save_only_these_names(SMALL_RESULT_CHECKPOINT_NAME)
+_SAVE_MATMUL_RESULTS = jax.checkpoint_policies.save_only_these_names(
+    SMALL_RESULT_CHECKPOINT_NAME, MATMUL_CHECKPOINT_NAME
+)
 _OFFLOAD_MATMUL_RESULTS = jax.checkpoint_policies.save_and_offload_only_these_names(
-    names_which_can_be_saved=[],
+    names_which_can_be_saved=[SMALL_RESULT_CHECKPOINT_NAME],
     names_which_can_be_offloaded=[MATMUL_CHECKPOINT_NAME],
     offload_src="device",
     offload_dst=HOST_MEMORY,
@@ -49,7 +52,7 @@ RECOMPUTATION_POLICIES: dict[RecomputePolicy, Callable[[Callable], Callable]] = 
     "selective": lambda layer: jax.checkpoint(layer, policy=_SAVE_MATMUL_RESULTS),
     # The same results are saved in host memory between forward and backward.
     "offload": lambda layer: jax.checkpoint(layer, policy=_OFFLOAD_MATMUL_RESULTS),
-    "full": lambda layer: jax.checkpoint(layer, policy=jax.checkpoint_policies.nothing_saveable),
+    "full": lambda layer: jax.checkpoint(layer, policy=_SAVE_SMALL_RESULTS),
 }
 """Activation recomputation of a layer by name: what the forward saves and the backward computes again."""
 

@@ -67,8 +67,9 @@ def likely_tokens(config: ModelConfig) -> Callable[[Tree, Mapping[str, Any], jax
         with use_reference_implementations():
             run_model(model_modules(dataclasses.replace(config, backbone=backbone)), parameters, batch)
         (found,) = predictions
-        (first, second), tokens = jnp.moveaxis(jax.lax.top_k(found.logits, 2)[0], -1, 0), jnp.argmax(found.logits, -1)
-        scale = jnp.max(jnp.abs(found.logits), axis=-1)
+        logits = found.chunks.whole()
+        (first, second), tokens = jnp.moveaxis(jax.lax.top_k(logits, 2)[0], -1, 0), jnp.argmax(logits, -1)
+        scale = jnp.max(jnp.abs(logits), axis=-1)
         return tokens, (first - second) / scale, (first - found.target_logits) / scale
 
     return lambda *arguments: LikelyTokens(*map(np.asarray, compiled(*arguments)))

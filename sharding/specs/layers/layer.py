@@ -114,6 +114,7 @@ class Kernel:
         groups: Equal matmuls with weights of their own, which divide the rows: experts.
         split_by: The dimension of a matmul that the tensor ranks divide: columns of the weights, rows, or the groups.
         head_width: Width of a head; attention only.
+        always_recomputed: Whether the backward runs it again whatever the recomputation policy.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Kernel:
     groups: int = 1
     split_by: SplitSide = "columns"
     head_width: int = 0
+    always_recomputed: bool = False
 
     def __post_init__(self) -> None:
         if self.kind in MATMUL_KINDS and min(self.inner, self.outer, self.groups) < 1:

@@ -10,7 +10,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 from jaxtyping import Float
 
-from sharding.specs.layers.layer import COLLECTIVE_KINDS, ComputeKind, KernelKind, LayerSpec, RecomputePolicy
+from sharding.specs.layers.layer import COLLECTIVE_KINDS, ComputeKind, Kernel, KernelKind, LayerSpec, RecomputePolicy
 
 RECOMPUTED_KERNELS: Mapping[RecomputePolicy, tuple[KernelKind, ...]] = {
     "none": (),
@@ -22,6 +22,11 @@ RECOMPUTED_KERNELS: Mapping[RecomputePolicy, tuple[KernelKind, ...]] = {
 
 The tokens that experts compute are not saved but sent again, unless all that is computed from them is saved.
 """
+
+
+def runs_again(kernel: Kernel, recompute: RecomputePolicy) -> bool:
+    """Whether a kernel runs again before the backward under a policy."""
+    return kernel.always_recomputed or kernel.kind in RECOMPUTED_KERNELS[recompute]
 
 
 class RecomputedFlops(NamedTuple):
@@ -38,7 +43,7 @@ class RecomputedFlops(NamedTuple):
 
 def recomputed_flops(layer: LayerSpec, load: Float[np.ndarray, " 4"], recompute: RecomputePolicy) -> RecomputedFlops:
     """Forward FLOPs that the backward of a layer computes again under a policy, over all devices of a replica."""
-    kernels = [kernel for kernel in layer.kernels if kernel.kind in RECOMPUTED_KERNELS[recompute]]
+    kernels = [kernel for kernel in layer.kernels if runs_again(kernel, recompute)]
     return RecomputedFlops(
         float(sum(kernel.flops.evaluate(load) for kernel in kernels)),
         float(sum(kernel.masked_flops.evaluate(load) for kernel in kernels)),

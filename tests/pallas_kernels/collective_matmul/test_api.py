@@ -118,31 +118,6 @@ def test_reduce_scatter_and_all_reduce_are_the_plain_product_with_its_gradients(
         assert relative_error(result, wanted) < DIGITS[dtype] + lost
 
 
-@pytest.mark.parametrize("dtype", DIGITS)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_transposed_weights_give_float32_results_and_their_gradients(backend, dtype):
-    x, table, _, _ = (a.astype(dtype) for a in operands("bfloat16"))
-    seed = seeds("bfloat16")[0].astype("float32")
-
-    def body(x, table, seed):
-        call = functools.partial(
-            all_gather_matmul, axes=("tensor",), backend=backend, transposed=True, dtype=jnp.float32
-        )
-        (y,), vjp = jax.vjp(call, x, (table,))
-        x_gradient, (table_gradient,) = vjp((seed,))
-        return y, x_gradient, table_gradient
-
-    columns, sequence, rows = P("data", None, "tensor"), P("data", "tensor"), P("tensor")
-    specs = (sequence, rows, columns), (columns, sequence, rows)
-    mapped = jax.shard_map(body, mesh=mesh_of(2, 2), in_specs=specs[0], out_specs=specs[1])
-    y, x_gradient, table_gradient = jax.jit(mapped)(x, table.T, seed)
-    exact_x, exact_table, exact_seed = (np.asarray(a, np.float64) for a in (x, table, seed))
-    assert (y.dtype, x_gradient.dtype, table_gradient.dtype) == ("float32", dtype, dtype)
-    assert relative_error(y, exact_x @ exact_table) < 1e-6
-    assert relative_error(x_gradient, exact_seed @ exact_table.T) < DIGITS[dtype]
-    assert relative_error(table_gradient, np.tensordot(exact_seed, exact_x, axes=((0, 1), (0, 1)))) < DIGITS[dtype]
-
-
 def over_tensor(collective, program):
     """How many collectives of a kind a program has over the tensor axis."""
     return len(re.findall(rf"{collective}\w*\[[^]]*'tensor'", program))

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from configs.architectures import BackboneConfig, UNetConfig
 from configs.common.errors import UserError
+from mmjax.models.layers.chunked_logits import chunked_logits
 from mmjax.models.modalities.losses import (
     DenoisingPredictions,
     LossTerms,
@@ -34,14 +35,23 @@ class EveryTerm:
 
     def __call__(self, predictions):
         smoothed = -(1 - SMOOTHING) * predictions.target_logits - SMOOTHING * predictions.mean_logits
-        log_probabilities = predictions.log_probabilities
-        is_rare = jnp.isin(predictions.token_ids, jnp.array(RARE))[None, None]
+
+        def entropy(chunk):
+            return -jnp.exp(chunk.log_probabilities) * chunk.log_probabilities
+
+        def rare(chunk):
+            return jnp.where(jnp.isin(chunk.token_ids, jnp.array(RARE)), jnp.exp(chunk.log_probabilities), 0.0)
+
+        def scaled(chunk):
+            return jnp.square(chunk.logits) * predictions.target_logits[..., None]
+
         return LossTerms(
             smoothed + predictions.log_normalizer,
             {
                 "z_loss": self.weight * jnp.square(predictions.log_normalizer),
-                "entropy": -predictions.sum_over_vocabulary(jnp.exp(log_probabilities) * log_probabilities),
-                "rare": predictions.sum_over_vocabulary(jnp.where(is_rare, jnp.exp(log_probabilities), 0.0)),
+                "entropy": predictions.sum_over_vocabulary(entropy),
+                "rare": predictions.sum_over_vocabulary(rare),
+                "scaled": predictions.sum_over_vocabulary(scaled),
                 "focal": jnp.square(1 - jnp.exp(predictions.log_likelihood)) * cross_entropy(predictions),
             },
         )
@@ -57,6 +67,7 @@ def formulas(logits, targets, weights, xp=np):
         "z_loss": WEIGHT * log_normalizer**2,
         "entropy": -xp.sum(xp.exp(log_probabilities) * log_probabilities, axis=-1),
         "rare": xp.sum(xp.exp(log_probabilities)[..., xp.array(RARE)], axis=-1),
+        "scaled": xp.sum(logits**2, axis=-1) * xp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0],
         "focal": -((1 - xp.exp(likelihood)) ** 2) * likelihood,
     }
     return {name: xp.sum(weights * values) for name, values in terms.items()}
@@ -71,40 +82,57 @@ def operands(vocabulary=8):
     return logits.astype(np.float32), targets, weights.astype(np.float32)
 
 
-def losses_of(loss, logits, targets, weights, axes, vocabulary=None):
-    predictions = token_predictions(logits, vocabulary or logits.shape[-1], targets, axes)
+def predictions_of(logits, targets, axes, vocabulary=None, chunk=0, rows=None):
+    """Predictions of given logits, `[r, s, v]` on all ranks, in chunks of so many tokens: hidden states @ identity."""
+    vocabulary = vocabulary or logits.shape[-1]
+    table = jnp.eye(logits.shape[-1]) if rows is None else rows
+    chunks = chunked_logits(logits, table, vocabulary, axes)
+    if chunk:
+        options = dataclasses.replace(chunks.options, chunk=min(chunk, table.shape[0]))
+        chunks = dataclasses.replace(chunks, options=options)
+    return token_predictions(chunks, targets, axes)
+
+
+def losses_of(loss, logits, targets, weights, rows, axes, vocabulary=None, chunk=0):
+    predictions = predictions_of(logits, targets, axes, vocabulary, chunk, rows)
     total, auxiliary = weighted_loss(loss, predictions, weights, axes)
     return {"loss": total, **auxiliary}
 
 
-def split(loss, devices):
+def split(loss, devices, chunk=0):
     """`(logits, targets, weights) -> losses by name`; on so many devices that divide the vocabulary, or on one.
 
     Where they do not divide it evenly, padding of large logits follows it.
     """
     if not devices:
-        return jax.jit(functools.partial(losses_of, loss, axes=Axes()))
+        one = functools.partial(losses_of, loss, axes=Axes(), chunk=chunk)
+        return jax.jit(lambda logits, *others: one(logits, *others, jnp.eye(logits.shape[-1])))
     mesh = jax.make_mesh((devices,), ("model",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
 
     @jax.jit
     def run(logits, targets, weights):
         vocabulary = logits.shape[-1]
-        padded = jnp.pad(logits, [(0, 0), (0, 0), (0, -vocabulary % devices)], constant_values=50.0)
-        rank_losses = functools.partial(losses_of, loss, axes=TENSOR, vocabulary=vocabulary)
-        in_specs = P(None, None, "model"), P(), P()
-        return jax.shard_map(rank_losses, mesh=mesh, in_specs=in_specs, out_specs=P())(padded, targets, weights)
+        padding = -vocabulary % devices
+        padded = jnp.pad(logits, [(0, 0), (0, 0), (0, padding)], constant_values=50.0)
+        rank_losses = functools.partial(losses_of, loss, axes=TENSOR, vocabulary=vocabulary, chunk=chunk)
+        in_specs = P(), P(), P(), P("model")
+        sharded = jax.shard_map(rank_losses, mesh=mesh, in_specs=in_specs, out_specs=P())
+        return sharded(padded, targets, weights, jnp.eye(vocabulary + padding))
 
     return run
 
 
+CHUNKS = [0, 3]
+"""Tokens of a chunk; 0 for the whole vocabulary of a rank."""
 DIVISIONS = [(7, 2), (8, None), (8, 1), (8, 2), (8, 4), pytest.param(5, 4, id="a rank of padding alone")]
 """Vocabulary and devices."""
 
 
 @pytest.mark.parametrize(("vocabulary", "devices"), first_in_default(DIVISIONS))
-def test_a_users_loss_over_a_split_vocabulary_equals_its_formula_with_gradients(vocabulary, devices):
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_a_users_loss_over_a_split_vocabulary_equals_its_formula_with_gradients(vocabulary, devices, chunk):
     logits, targets, weights = operands(vocabulary)
-    run = split(EveryTerm(), devices)
+    run = split(EveryTerm(), devices, chunk)
     losses = run(logits, targets, weights)
     expected = formulas(
         *(array.astype(float) if array.dtype == np.float32 else array for array in operands(vocabulary))
@@ -123,11 +151,11 @@ def reference_loss(logits, targets, weights):
 
 
 @pytest.mark.parametrize(("vocabulary", "devices"), DIVISIONS)
-def test_cross_entropy_over_a_split_vocabulary_equals_log_softmax_with_gradients(vocabulary, devices):
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_cross_entropy_over_a_split_vocabulary_equals_log_softmax_with_gradients(vocabulary, devices, chunk):
     logits, targets, weights = map(jnp.asarray, operands(vocabulary))
-    loss, gradient = jax.value_and_grad(lambda logits: split(cross_entropy, devices)(logits, targets, weights)["loss"])(
-        logits
-    )
+    run = split(cross_entropy, devices, chunk)
+    loss, gradient = jax.value_and_grad(lambda logits: run(logits, targets, weights)["loss"])(logits)
     expected, wanted = jax.value_and_grad(reference_loss)(logits, targets, weights)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-6)
@@ -135,8 +163,8 @@ def test_cross_entropy_over_a_split_vocabulary_equals_log_softmax_with_gradients
 
 def test_large_logits_do_not_overflow_and_the_most_likely_targets_are_marked():
     logits, targets, weights = map(jnp.asarray, operands())
-    assert np.isfinite(losses_of(cross_entropy, logits * 1e4, targets, weights, Axes())["loss"])
-    predictions = token_predictions(logits, 8, targets, Axes())
+    assert np.isfinite(split(cross_entropy, None, 3)(logits * 1e4, targets, weights)["loss"])
+    predictions = predictions_of(logits, targets, Axes(), chunk=3)
     np.testing.assert_array_equal(predictions.is_most_likely, jnp.argmax(logits, axis=-1) == targets)
 
 
@@ -146,9 +174,9 @@ def test_large_logits_do_not_overflow_and_the_most_likely_targets_are_marked():
         (lambda p: jnp.sum(p.log_likelihood), r"returns shape \(\); give each token or image one value: \(2, 5\)"),
         (lambda p: p.targets, "returns int32; return an array of floating-point values"),
         (lambda p: 0.5, "returns float; return an array of floating-point values, or LossTerms"),
-        (lambda p: LossTerms(p.log_likelihood, {"z": p.logits}), r"returns as 'z' shape \(2, 5, 8\)"),
+        (lambda p: LossTerms(p.log_likelihood, {"z": p.chunks.whole()}), r"returns as 'z' shape \(2, 5, 8\)"),
         (lambda p: LossTerms(p.log_likelihood, {"balance": p.log_likelihood}), "the name of the experts' loss"),
-        (lambda p: p.sum_over_vocabulary(p.target_logits), r"shape of the logits, \(2, 5, 8\), not \(2, 5\)"),
+        (lambda p: p.sum_over_vocabulary(lambda c: p.targets), r"shape \(2, 5\); give one value .*, \(2, 5, 8\)"),
     ],
 )
 def test_a_loss_that_gives_no_value_for_each_token_is_refused(loss, message):
@@ -159,7 +187,7 @@ def test_a_loss_that_gives_no_value_for_each_token_is_refused(loss, message):
 def test_a_loss_of_one_ranks_part_of_the_vocabulary_is_refused():
     """On one device it cannot be told from a right one; with tensor ranks every rank would have another loss."""
     with pytest.raises(UserError, match="values that differ between tensor ranks; sum over the vocabulary by"):
-        split(lambda predictions: jnp.max(predictions.logits, axis=-1), 2)(*map(jnp.asarray, operands()))
+        split(lambda predictions: jnp.max(predictions.chunks.whole(), axis=-1), 2)(*map(jnp.asarray, operands()))
 
 
 def test_a_loss_of_images_is_weighted_by_image():
