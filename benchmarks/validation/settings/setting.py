@@ -132,7 +132,7 @@ class Setting:
 
 def simulated_step(setting: Setting) -> float:
     """Seconds of a step."""
-    graph, stages = setting.graph, setting.pp * setting.chunks
+    graph, stages = with_kernels(setting.graph, _without_recomputed_logits), setting.pp * setting.chunks
     unit = UnitPlan(
         graph.backbone.name,
         graph.names,
@@ -158,6 +158,12 @@ def simulated_step(setting: Setting) -> float:
     resolved = ResolvedPlan(plan, graph, trains)
     costs = plan_costs(resolved, BatchCosts(graph, setting.costs, rows))
     return simulate(resolved, build_schedule(resolved, resolved.trained_stages), costs).step
+
+
+def _without_recomputed_logits(layer: LayerSpec) -> LayerSpec:
+    """A layer of frameworks that save the logits, or take their gradient in the forward."""
+    kernels = (dataclasses.replace(kernel, always_recomputed=False) for kernel in layer.kernels)
+    return dataclasses.replace(layer, kernels=tuple(kernels))
 
 
 def _stage_layers(layers: int, stages: int) -> tuple[int, ...]:
