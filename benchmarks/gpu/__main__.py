@@ -1,10 +1,13 @@
 """`python -m benchmarks.gpu`: mmjax on one Hopper GPU, in one table and under eight minutes.
 
 Correctness of every kernel there; a training step of a ViT-L and a 1.5 B backbone in tokens/s and MFU, against the same
-model in PyTorch; attention against PyTorch's SDPA and cuDNN; tiles of collective matmuls against cuBLAS. It needs jax
-with CUDA (the extra `cuda13`) and, for PyTorch's sections, torch with CUDA and transformers (`parity`); without these
-it goes on and says so. `--dry_run` runs all of it at tiny sizes on any machine, which says that it runs and nothing
-else; with `--size=medium` a model of 40 M parameters, whose steps both frameworks time in seconds of the processors.
+model in PyTorch; attention against PyTorch's SDPA and cuDNN; experts, and the loss over chunks of the vocabulary, each
+against its other forms; matmuls and attention by shape beside the analytic costs, which `--hardware=FILE` writes as the
+description of a cluster for `python -m mmjax.plan --cluster=FILE`; tiles of collective matmuls against cuBLAS. It
+needs jax with CUDA (the extra `cuda13`) and, for PyTorch's sections, torch with CUDA and transformers (`parity`);
+without these it goes on and says so. `--dry_run` runs all of it at tiny sizes on any machine, which says that it runs
+and nothing else; with `--size=medium` a model of 40 M parameters, whose steps both frameworks time in seconds of the
+processors.
 
 Each section is a process of its own, so that one framework's memory pool is gone before another's begins. Sections run
 in the order of importance; what the time does not suffice for says so in the table.
@@ -22,7 +25,7 @@ import tempfile
 import time
 
 from benchmarks.command import run_benchmark
-from benchmarks.gpu.parts import BATCHES, PARTS, BenchmarkPart, missing_packages
+from benchmarks.gpu.parts import BATCHES, HARDWARE, PARTS, BenchmarkPart, missing_packages
 from benchmarks.rows import every_goal_met, print_table
 from mmjax import cli
 
@@ -42,6 +45,7 @@ class GpuArguments(cli.JsonArguments):
         metavar="PARTS",
         parse=cli.list_of(cli.one_of(*PARTS)),
     )
+    hardware: str = cli.flag("", "Writes the device, with the rates that it reached, as a cluster.", metavar="FILE")
 
 
 def main(arguments: GpuArguments) -> int:
@@ -61,6 +65,8 @@ def main(arguments: GpuArguments) -> int:
         folder = pathlib.Path(name)
         save_steps(folder / BATCHES, draw_steps(DRY_RUN_SIZES.get(size, FULL)))
         rows = [row for part in PARTS if part in arguments.only for row in run_part(part, folder, end, size)]
+        if arguments.hardware:
+            rows.append(_write_hardware(folder / HARDWARE, pathlib.Path(arguments.hardware)))
     result = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "dry_run": arguments.dry_run,
@@ -76,6 +82,14 @@ def main(arguments: GpuArguments) -> int:
         print(", ".join(f"{key} {value}" for key, value in result.items() if key != "rows"))
     failed = any(row.get("failed") for row in rows)
     return 0 if every_goal_met(rows) and not failed else 1
+
+
+def _write_hardware(measured: pathlib.Path, file: pathlib.Path) -> dict:
+    """Copies the description of the device to a file; the row says where it is, or that nothing was measured."""
+    if not measured.exists():
+        return _note_row("hardware", f"{file} not written: efficiency was not measured, or the device is not known")
+    file.write_text(measured.read_text())
+    return _note_row("hardware", f"written to {file}")
 
 
 def _device() -> tuple[dict[str, str], str]:

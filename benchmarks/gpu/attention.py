@@ -93,22 +93,36 @@ def _candidates(
     return candidates, reasons
 
 
-def _packed_attention_candidate(
-    heads: AttentionHeads, segments: tuple[int, ...], dtype: str, implementation: str | None
-) -> AttentionCandidate:
-    """The mask is made once, as the layers of a model share it."""
+def packed_attention_program(
+    heads: AttentionHeads,
+    segments: tuple[int, ...],
+    dtype: str,
+    implementation: str | None,
+    *,
+    gradients: bool = True,
+) -> tuple[Callable[..., tuple], tuple]:
+    """The compiled forward, or forward and backward, of a packed row, and its arguments.
+
+    The mask is made once, as the layers of a model share it.
+    """
     query, key, value, cotangent = random_heads(1, sum(segments), heads, dtype)
     _, mask = causal_mask([segments], 0)
 
-    def forward_and_backward(
-        query: jax.Array, key: jax.Array, value: jax.Array, mask: SegmentMask, cotangent: jax.Array
-    ) -> tuple:
+    def run(query: jax.Array, key: jax.Array, value: jax.Array, mask: SegmentMask, cotangent: jax.Array) -> tuple:
         attend = functools.partial(packed_attention, mask=mask, implementation=implementation)
+        if not gradients:
+            return (attend(query, key, value),)
         output, vjp = jax.vjp(attend, query, key, value)
         return output, *vjp(cotangent)
 
     arguments = (query, key, value, mask, cotangent)
-    compiled = jax.jit(forward_and_backward).lower(*arguments).compile()
+    return jax.jit(run).lower(*arguments).compile(), arguments
+
+
+def _packed_attention_candidate(
+    heads: AttentionHeads, segments: tuple[int, ...], dtype: str, implementation: str | None
+) -> AttentionCandidate:
+    compiled, arguments = packed_attention_program(heads, segments, dtype, implementation)
     return AttentionCandidate(
         timed_jax(compiled, arguments), lambda: np.asarray(compiled(*arguments)[0][0], np.float32)
     )

@@ -1,5 +1,6 @@
 """Every kernel on this device against float64, as |actual - exact| / |exact| in Frobenius norms."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,14 +11,25 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.gpu.matmuls import kernels
-from benchmarks.gpu.operands import all_gather_operands, causal_mask, random_heads, reduce_scatter_operands
+from benchmarks.gpu.operands import (
+    all_gather_operands,
+    causal_mask,
+    grouped_operands,
+    random_heads,
+    reduce_scatter_operands,
+)
 from benchmarks.gpu.parts import PartRun, short_reason
-from benchmarks.gpu.sizes import AttentionHeads
+from benchmarks.gpu.sizes import AttentionHeads, ExpertMatmul
 from benchmarks.relative_error import relative_error
+from mmjax.models.layers.chunked_logits import chunked_logits
+from mmjax.models.layers.vocabulary_chunks import MIN_CHUNK
 from pallas_kernels.collective_matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from pallas_kernels.grouped_matmul import IMPLEMENTATIONS as GROUPED
+from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.packed_attention import IMPLEMENTATIONS, packed_attention
 from pallas_kernels.ragged_all_to_all.api import IMPLEMENTATIONS as EXCHANGES
 from pallas_kernels.ragged_all_to_all.api import ragged_all_to_all
+from sharding.axes import Axes
 
 GOALS = {"float32": 1e-5, "bfloat16": 2e-2}
 """bfloat16 rounds inputs, results and, in attention, the softmax weights: 2^-9 each, some of them summed."""
@@ -26,7 +38,8 @@ SHAPE = (256, 512, 256)  # rows of all ranks, contracted size, columns
 
 def rows(part: PartRun) -> Iterator[dict[str, Any]]:
     """The largest error of output and gradients of each kernel."""
-    checks = [*_attention(part), *_collectives(), *_exchanges(), *_hopper(part)]  # last the checks that could hang
+    # Last the checks that could hang.
+    checks = [*_attention(part), *_grouped(), *_losses(), *_collectives(), *_exchanges(), *_hopper(part)]
     for name, dtype, check in checks:
         if part.seconds_left < 2:
             yield part.row(f"correct: {name}", None, note="cut for time")
@@ -124,6 +137,60 @@ def _collective(backend: str, dtype: str) -> float:
             [worst, *(relative_error(result, expected) for result, expected in zip(actual, exact, strict=True))]
         )
     return worst
+
+
+def _grouped() -> Iterator[Check]:
+    for implementation in GROUPED:
+        for dtype in GOALS:
+            yield f"grouped_matmul, {implementation}", dtype, functools.partial(_grouped_error, implementation, dtype)
+
+
+def _grouped_error(implementation: str, dtype: str) -> float:
+    sizes = ExpertMatmul(rows=SHAPE[0], inner=SHAPE[1], outer=SHAPE[2], groups=5)
+    x, matrices, group_sizes, cotangent = grouped_operands(sizes, dtype)
+    multiply = functools.partial(grouped_matmul, group_sizes=group_sizes, implementation=implementation)
+
+    def both(x: jax.Array, matrices: jax.Array, cotangent: jax.Array) -> tuple:
+        product, pull = jax.vjp(multiply, x, matrices)
+        return product, *pull(cotangent)
+
+    actual = jax.jit(both)(x, matrices, cotangent)
+    a, b, g = (np.asarray(array, np.float64) for array in (x, matrices, cotangent))
+    group = np.repeat(np.arange(sizes.groups), np.asarray(group_sizes))
+    of_group = [np.flatnonzero(group == number) for number in range(sizes.groups)]
+    exact = (
+        np.concatenate([a[index] @ b[number] for number, index in enumerate(of_group)]),
+        np.concatenate([g[index] @ b[number].T for number, index in enumerate(of_group)]),
+        np.stack([a[index].T @ g[index] for index in of_group]),
+    )
+    return max(relative_error(found, expected) for found, expected in zip(actual, exact, strict=True))
+
+
+def _losses() -> Iterator[Check]:
+    for dtype in GOALS:
+        yield "loss over chunks of the vocabulary", dtype, functools.partial(_loss_error, dtype)
+
+
+def _loss_error(dtype: str) -> float:
+    """Of both gradients, with more than one chunk."""
+    positions, width, vocabulary = SHAPE[0], SHAPE[1], 3 * MIN_CHUNK // 2
+    random = np.random.default_rng(0)
+    hidden = jnp.asarray(random.standard_normal((1, positions, width)), dtype)
+    table = jnp.asarray(random.standard_normal((vocabulary, width)) * width**-0.5, dtype)
+    targets = random.integers(0, vocabulary, (1, positions))
+    chunks = chunked_logits(hidden, table, vocabulary, Axes())
+    options = dataclasses.replace(chunks.options, chunk=MIN_CHUNK)
+
+    def loss(hidden: jax.Array, table: jax.Array) -> jax.Array:
+        sums = dataclasses.replace(chunks, hidden=hidden, table=table, options=options).sums(jnp.asarray(targets))
+        return jnp.sum(jnp.log(sums.exp_sum) + sums.largest - sums.target_logits)
+
+    actual = jax.jit(jax.grad(loss, (0, 1)))(hidden, table)
+    a, b = np.asarray(hidden[0], np.float64), np.asarray(table, np.float64)
+    logits = a @ b.T
+    likelihood = np.exp(logits - logits.max(axis=1, keepdims=True))
+    by_logits = likelihood / likelihood.sum(axis=1, keepdims=True) - np.eye(vocabulary)[targets[0]]
+    return max(relative_error(actual[0][0], by_logits @ b), relative_error(actual[1], by_logits.T @ a))
 
 
 def _hopper(part: PartRun) -> Iterator[Check]:

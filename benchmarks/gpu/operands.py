@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu.sizes import AttentionHeads
+from benchmarks.gpu.sizes import AttentionHeads, ExpertMatmul
 from pallas_kernels.packed_attention import SegmentMask, make_segment_mask
 
 
@@ -41,6 +41,15 @@ def reduce_scatter_operands(ranks: int, shape: tuple[int, int, int]) -> tuple[ja
     """For a matmul reduce-scatter: each rank's shard of all rows `[n, n, m / n, d]`, rows of the weight `[n, d, f]`."""
     m, d, f = shape
     return _normal((ranks, ranks, m // ranks, d)), _normal((ranks, d, f))
+
+
+def grouped_operands(sizes: ExpertMatmul, dtype: str) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Rows, matrices, sizes of the groups as a router of even loads draws them, and a cotangent."""
+    random = np.random.default_rng(0)
+    shapes = ((sizes.rows, sizes.inner), (sizes.groups, sizes.inner, sizes.outer), (sizes.rows, sizes.outer))
+    x, matrices, cotangent = (jnp.asarray(random.standard_normal(shape, np.float32), dtype) for shape in shapes)
+    group_sizes = random.multinomial(sizes.rows, [1 / sizes.groups] * sizes.groups)
+    return x, matrices, jnp.asarray(group_sizes, jnp.int32), cotangent
 
 
 def _normal(shape: tuple[int, ...]) -> jax.Array:

@@ -16,8 +16,9 @@ from typing import Any
 
 from benchmarks.gpu.sizes import DRY_RUN_SIZES, FULL, BenchmarkSizes
 
-BATCHES, WEIGHTS, TRAINED = "batches.json", "weights", "mmjax.json"
-"""Files of the folder that the sections share: batches, initial weights, and the figures that mmjax reached."""
+BATCHES, WEIGHTS, TRAINED, HARDWARE = "batches.json", "weights", "mmjax.json", "hardware.gin"
+"""Files of the folder that the sections share: batches, initial weights, the figures that mmjax reached, and what the
+device reached."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,9 @@ PARTS = {
     "mmjax": BenchmarkPart("benchmarks.gpu.mmjax_step", 60, 210, environment=_ALONE),
     "pytorch": BenchmarkPart("benchmarks.gpu.pytorch_step", 45, 210, ("torch", "transformers"), _PYTORCH),
     "attention": BenchmarkPart("benchmarks.gpu.attention", 20, 80),
+    "experts": BenchmarkPart("benchmarks.gpu.experts", 15, 45),
+    "loss": BenchmarkPart("benchmarks.gpu.loss", 10, 30),
+    "efficiency": BenchmarkPart("benchmarks.gpu.efficiency", 15, 60),
     "matmuls": BenchmarkPart("benchmarks.gpu.matmuls", 15, 60),
 }
 

@@ -16,6 +16,16 @@ class AttentionHeads:
     width: int
 
 
+@dataclasses.dataclass(frozen=True)
+class ExpertMatmul:
+    """(token, expert) pairs, size of a sum, columns, and experts."""
+
+    rows: int
+    inner: int
+    outer: int
+    groups: int
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchmarkSizes:
     """All sizes of a run.
@@ -31,6 +41,11 @@ class BenchmarkSizes:
         steps: Steps that are timed.
         attention: Heads, and lengths of the segments of a row by name of the mix.
         matmuls: By name, rows of all ranks together, contracted size, columns of a rank.
+        experts: Matmuls of experts by name.
+        loss: Positions, width and vocabulary of a language loss.
+        shapes: Rows, contracted size and columns of matmuls whose efficiency is measured.
+        head_widths: Widths of heads at which the efficiency of attention is measured, increasing.
+        attention_length: Positions of its sequence.
         ranks: Virtual ranks of the collective matmuls.
         rounds, inner: How often a kernel is timed, and calls each time.
     """
@@ -46,6 +61,11 @@ class BenchmarkSizes:
     steps: int
     attention: tuple[AttentionHeads, tuple[tuple[str, tuple[int, ...]], ...]]
     matmuls: tuple[tuple[str, tuple[int, int, int]], ...]
+    experts: tuple[tuple[str, ExpertMatmul], ...]
+    loss: tuple[int, int, int]
+    shapes: tuple[tuple[int, int, int], ...]
+    head_widths: tuple[int, ...]
+    attention_length: int
     ranks: int
     rounds: int
     inner: int
@@ -117,6 +137,23 @@ FULL = BenchmarkSizes(
         ("gate and up", (8192, 4096, 7168)),
         ("down", (8192, 3584, 4096)),
     ),
+    # Qwen3-30B-A3B (arXiv 2505.09388): 128 experts of 2048 x 768, top 8; 8192 tokens, on one and on eight expert ranks.
+    experts=(
+        ("128 experts", ExpertMatmul(65536, 2048, 768, 128)),
+        ("16 of 128 experts", ExpertMatmul(65536, 2048, 768, 16)),
+    ),
+    loss=(8192, 4096, 151936),  # Qwen3-8B
+    # Square, then the four of a layer of Llama 3 8B on 8192 tokens, and one of few rows.
+    shapes=(
+        (8192, 8192, 8192),
+        (8192, 4096, 6144),
+        (8192, 4096, 28672),
+        (8192, 14336, 4096),
+        (8192, 4096, 4096),
+        (1024, 4096, 4096),
+    ),
+    head_widths=(64, 128, 256),
+    attention_length=16384,  # of the published rates of FlashAttention-3
     ranks=4,
     rounds=7,
     inner=10,
@@ -138,6 +175,11 @@ TINY = dataclasses.replace(
     steps=2,
     attention=(AttentionHeads(4, 2, 16), (("mixed", (20, 9, 30)),)),
     matmuls=(("one", (128, 64, 128)),),
+    experts=(("few", ExpertMatmul(64, 16, 32, 4)),),
+    loss=(64, 32, 96),
+    shapes=((64, 32, 64),),
+    head_widths=(16, 32),
+    attention_length=128,
     ranks=2,
     rounds=2,
     inner=1,

@@ -15,10 +15,18 @@ NAMES = {
     "correctness": (
         "correct: packed_attention, blocked, float32",
         "correct: collective_matmul, ring, one rank, bfloat16",
+        "correct: grouped_matmul, tiled, float32",
+        "correct: loss over chunks of the vocabulary, bfloat16",
     ),
     "mmjax": ("mmjax: step, tokens/s", "mmjax: MFU of the step", "mmjax: MFU of the backbone's share"),
     "pytorch": ("PyTorch padded, SDPA: step, tokens/s", "mmjax over PyTorch packed", "mmjax over PyTorch padded"),
     "attention": ("attention, mixed: packed_attention, ms", "attention, mixed: packed_attention, blocked, ms"),
+    "experts": ("experts, few: one matrix, TFLOP/s", "experts, few: tiled, TFLOP/s"),
+    "loss": ("loss, 64 x 96, in chunks, ms", "loss, 64 x 96, whole logits, ms"),
+    "efficiency": (
+        "matmul [64, 32] @ [32, 64], TFLOP/s",
+        "attention of 32-wide heads, forward and backward, TFLOP/s",
+    ),
     "matmuls": ("matmul, one: jnp.matmul (cuBLAS), TFLOP/s", "matmul, one: mosaic all-gather, TFLOP/s"),
 }
 
