@@ -61,7 +61,7 @@ def wgrad_operand_bytes(
     """
     elements = np.zeros(loads.shape[:-1])
     for kernel in layer.kernels:
-        if kernel.kind in MATMUL_KINDS and kernel.weights and not kernel.always_recomputed:
+        if kernel.kind in MATMUL_KINDS and kernel.weights:
             is_divided = kernel.split and kernel.split_by != "rows"
             outputs = kernel.flops.evaluate(loads) / (2 * kernel.inner)
             elements = elements + outputs / (ranks.tp if is_divided else 1)
