@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+from typing import Literal
 
 from configs.common.checks import require_types
 from configs.common.errors import UserError
@@ -27,6 +28,9 @@ def _require_rates(config: "OptimizerConfig | PartOptimizer") -> None:
 
 # ------------------------------------------------------------------ algorithms
 
+MomentDtype = Literal["float32", "bfloat16"]
+"""Type in which moments are stored. Updates compute in float32; bfloat16 is rounded stochastically."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdamW:
@@ -36,11 +40,13 @@ class AdamW:
         beta1: Decay of the first moment.
         beta2: Decay of the second moment.
         epsilon: Added to the root of the second moment.
+        moment_dtype: Type in which both moments are stored.
     """
 
     beta1: float = 0.9
     beta2: float = 0.98
     epsilon: float = 1e-8
+    moment_dtype: MomentDtype = "float32"
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -56,10 +62,12 @@ class Lion:
     Attributes:
         beta1: Weight of the momentum against the gradient in the update.
         beta2: Decay of the momentum.
+        moment_dtype: Type in which the momentum is stored.
     """
 
     beta1: float = 0.9
     beta2: float = 0.99
+    moment_dtype: MomentDtype = "float32"
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -73,10 +81,12 @@ class SGD:
     Attributes:
         momentum: Decay of the sum of gradients; 0 for none.
         nesterov: Whether the update looks one step ahead (Nesterov's accelerated gradient).
+        moment_dtype: Type in which the sum of gradients is stored.
     """
 
     momentum: float = 0.9
     nesterov: bool = False
+    moment_dtype: MomentDtype = "float32"
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -117,6 +127,7 @@ class Muon:
         beta1: Decay of the first moment of vectors and tables.
         beta2: Decay of their second moment.
         epsilon: Added to the root of their second moment, and to the norm of a matrix.
+        moment_dtype: Type in which the momentum and the moments are stored.
     """
 
     momentum: float = 0.95
@@ -124,6 +135,7 @@ class Muon:
     beta1: float = 0.9
     beta2: float = 0.98
     epsilon: float = 1e-8
+    moment_dtype: MomentDtype = "float32"
 
     __repr__ = short_repr
 
@@ -134,6 +146,11 @@ class Muon:
 
 
 Algorithm = AdamW | Lion | SGD | Adafactor | Muon
+
+
+def moment_dtype(algorithm: Algorithm) -> MomentDtype:
+    """Type in which an algorithm stores its moments; of Adafactor, whose factored ones are small, always float32."""
+    return "float32" if isinstance(algorithm, Adafactor) else algorithm.moment_dtype
 
 
 # ------------------------------------------------------------------ schedules after the warm-up

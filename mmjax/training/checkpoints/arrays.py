@@ -26,11 +26,6 @@ def trained_keys(engine: Engine) -> frozenset[str]:
     return frozenset(piece_key(key) for stage in engine.stages.values() for key in stage.trained_keys)
 
 
-def optimizer_algorithm(engine: Engine) -> str:
-    """Name of the algorithm that an engine's optimizer state is of."""
-    return type(engine.settings.optimizer.algorithm).__name__
-
-
 def abstract_masters(engine: Engine, stage_id: StageId) -> Tree:
     """Shape, dtype and sharding of a stage's master weights: `{key: {layer: ...}}`."""
     masters = engine.stages[stage_id].master_weights

@@ -270,7 +270,7 @@ def executable_stage(
     if not trained_keys:
         return forward_only
     update = named_jit(
-        make_stage_update(optimizer),
+        make_stage_update(optimizer, {key: piece_key(key) for key in trained_keys}),
         stage_id,
         "update",
         out_shardings=(

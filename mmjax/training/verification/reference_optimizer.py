@@ -82,6 +82,7 @@ class ReferenceOptimizer:
                             state[module][piece][layer],
                             parameters[module][piece][layer],
                             self._hyperparameters[f"{module}/{piece}"],
+                            f"{module}/{piece}/{layer}",
                         )
                         for layer, tree in layers.items()
                     }

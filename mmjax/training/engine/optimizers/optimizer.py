@@ -5,7 +5,7 @@ the scale that `sharding/runtime/global_reduction.py` computes of that norm; the
 `layer_optimizer.py`.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from mmjax.training.engine.optimizers.hyperparameters import Hyperparameters
 from mmjax.training.engine.optimizers.layer_optimizer import LayerOptimizer
+from mmjax.training.engine.optimizers.moments import by_path, of_parameter
 from sharding.runtime.stages.master_weights import StageMasterWeights
 from sharding.trees import Tree
 
@@ -32,14 +33,11 @@ def layer_optimizer_shardings(
     """
     parameters = {
         path: (shape.shape, sharding)
-        for (path, shape), sharding in zip(
-            jax.tree_util.tree_leaves_with_path(shapes), jax.tree.leaves(shardings), strict=True
-        )
+        for (path, shape), sharding in zip(by_path(shapes).items(), jax.tree.leaves(shardings), strict=True)
     }
 
     def sharding_of(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> Any:
-        suffixes = (path[start:] for start in range(len(path)))
-        shape, sharding = next((parameters[suffix] for suffix in suffixes if suffix in parameters), (None, None))
+        shape, sharding = of_parameter(path, parameters) or (None, None)
         return sharding if leaf.shape == shape else scalar_sharding
 
     return jax.tree_util.tree_map_with_path(sharding_of, jax.eval_shape(optimizer.init, shapes))
@@ -85,11 +83,15 @@ def init_stage(optimizer: LayerOptimizer, masters: Tree) -> Tree:
 
 
 def make_stage_update(
-    optimizer: LayerOptimizer,
+    optimizer: LayerOptimizer, pieces: Mapping[str, str]
 ) -> Callable[[Tree, Tree, Tree, jax.Array, jax.Array], tuple[Tree, Tree]]:
     """Makes the update of all trained layers of a stage, each tree `{key: {layer: ...}}`.
 
     If the step was not finite, master weights and optimizer state keep their values; the devices choose, not the host.
+
+    Args:
+        optimizer: The optimizer of a layer.
+        pieces: By key, the piece of its layers as `module/piece`.
 
     Returns:
         `(masters, optimizer state, gradients, decision, hyperparameters) -> (masters, optimizer state)`, by
@@ -97,11 +99,16 @@ def make_stage_update(
     """
 
     def update_layer(
-        masters: Tree, state: OptimizerState, gradients: Tree, decision: jax.Array, hyperparameters: Hyperparameters
+        masters: Tree,
+        state: OptimizerState,
+        gradients: Tree,
+        decision: jax.Array,
+        hyperparameters: Hyperparameters,
+        name: str,
     ) -> tuple[Tree, OptimizerState]:
         clip_scale, all_finite = decision[0]
         clipped = jax.tree.map(lambda leaf: leaf * clip_scale, gradients)
-        updates, new_state = optimizer.update(clipped, state, masters, hyperparameters)
+        updates, new_state = optimizer.update(clipped, state, masters, hyperparameters, name)
         new_masters = optax.apply_updates(masters, updates)
         return jax.tree.map(
             lambda new, old: jnp.where(all_finite > 0, new, old), (new_masters, new_state), (masters, state)
@@ -115,7 +122,12 @@ def make_stage_update(
             key_hyperparameters = Hyperparameters(*row)
             updated = {
                 layer: update_layer(
-                    masters[key][layer], states[key][layer], layer_gradients, decision, key_hyperparameters
+                    masters[key][layer],
+                    states[key][layer],
+                    layer_gradients,
+                    decision,
+                    key_hyperparameters,
+                    f"{pieces[key]}/{layer}",
                 )
                 for layer, layer_gradients in gradients[key].items()
             }

@@ -149,7 +149,7 @@ def test_weight_decay_alone_shrinks_matrices_and_leaves_vectors(algorithm):
     optimizer = LayerOptimizer(algorithm)
     layer = {"kernel": jnp.ones((2, 2)), "scale": jnp.ones(2), "down_bias": jnp.ones((2, 2))}
     zeros, hyperparameters = jax.tree.map(jnp.zeros_like, layer), make_hyperparameters(config, 10)
-    changes, _ = optimizer.update(zeros, optimizer.init(layer), layer, hyperparameters)
+    changes, _ = optimizer.update(zeros, optimizer.init(layer), layer, hyperparameters, "")
     np.testing.assert_allclose(changes["kernel"], np.full((2, 2), -0.05), rtol=1e-5)
     np.testing.assert_array_equal(changes["scale"], np.zeros(2))
     np.testing.assert_array_equal(changes["down_bias"], np.zeros((2, 2)))
@@ -163,7 +163,7 @@ def test_selection_biases_change_by_their_rate_against_the_excess_load(algorithm
     excess = {"kernel": jnp.ones((2, 2)), "selection_bias": 1e-9 * jnp.asarray([3.0, -0.5, 1e-5, -2.5])}
     state = optimizer.init(layer)
     for _ in range(2):
-        changes, state = optimizer.update(excess, state, layer, hyperparameters)
+        changes, state = optimizer.update(excess, state, layer, hyperparameters, "")
         np.testing.assert_array_equal(changes["selection_bias"], [-0.25, 0.25, 0.0, 0.25])
 
 
