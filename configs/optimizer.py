@@ -48,6 +48,8 @@ class AdamW:
     epsilon: float = 1e-8
     moment_dtype: MomentDtype = "float32"
 
+    __repr__ = short_repr
+
     def __post_init__(self) -> None:
         require_types(self)
         _require_range(self, 0, 1, "beta1", "beta2")
