@@ -10,6 +10,7 @@ from configs.clusters import Link
 from configs.cost_effects import CostEffects
 from sharding.axes import ContextTransfer
 from sharding.costs.node_placement import NodePlacement
+from sharding.costs.optimizer_memory import OptimizerMemory
 from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.parallelism import TENSOR_COLLECTIVES, CollectivesName
 from sharding.plans.resolved.trained_parts import Gradient
@@ -98,6 +99,11 @@ class CostModel(Protocol):
     @property
     def element_bytes(self) -> int:
         """Bytes of an element in compute precision."""
+        ...
+
+    @property
+    def optimizer(self) -> OptimizerMemory:
+        """Bytes of the optimizer's state."""
         ...
 
     @property

@@ -16,8 +16,8 @@ from sharding.specs.layers.layer import MATMUL_KINDS, LayerSpec, Loads, Recomput
 Elements = Shaped[np.ndarray, "..."] | float | int
 """Numbers of elements; arrays broadcast against each other."""
 
-MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
-"""Bytes per parameter in float32: the master weight, Adam's two moments, the gradient."""
+GRADIENT_BYTES = 4
+"""Bytes of the gradient of a parameter, in float32."""
 
 
 def saved_activation_bytes(
@@ -97,7 +97,7 @@ class TrainState(NamedTuple):
     Attributes:
         weights: Bytes of weights in compute precision.
         gradients: Bytes of gradients in float32, and of a microbatch's in compute precision.
-        optimizer: Bytes of master weights and Adam's moments in float32.
+        optimizer: Bytes of master weights and of the optimizer's state.
     """
 
     weights: Times
@@ -106,7 +106,7 @@ class TrainState(NamedTuple):
 
 
 def train_state(parameters: Elements, trained: Elements, dp: Elements, costs: CostModel) -> TrainState:
-    """Bytes of weights, gradients and Adam's state, with the float32 state divided among `dp` ranks (ZeRO-1).
+    """Bytes of weights, gradients and optimizer state, with the last divided among `dp` ranks (ZeRO-1).
 
         weights    compute * parameters
         gradients  (gradient + compute) * trained
@@ -119,12 +119,12 @@ def train_state(parameters: Elements, trained: Elements, dp: Elements, costs: Co
         trained: Elements of the parameters that train.
         dp: Data and context-parallel ranks that hold the same parameters; of experts, the ranks that hold the same
             experts.
-        costs: Gives the compute precision.
+        costs: Gives the compute precision and the optimizer.
     """
     return TrainState(
         np.asarray(costs.element_bytes * parameters),
         np.asarray((GRADIENT_BYTES + costs.element_bytes) * trained),
-        np.asarray((MASTER_BYTES * parameters + MOMENT_BYTES * trained) / dp),
+        np.asarray(costs.optimizer.state_bytes(parameters, trained) / dp),
     )
 
 

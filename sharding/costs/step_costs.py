@@ -34,7 +34,7 @@ class StaticBytes(NamedTuple):
     Attributes:
         weights: Weights in compute precision.
         gradients: Gradients in float32, and the gradients of a microbatch in compute precision.
-        optimizer: Master weights and moments of the optimizer.
+        optimizer: Master weights and the optimizer's state.
         gathered: Whole weights and gradients of the layers that are gathered at a time, of fully sharded units.
         workspace: Bytes that one layer needs while it runs: what it recomputes, and the buffers of its experts' tokens.
         exchanged: Bytes that a stage exchanges with others where rows of a microbatch lie elsewhere.
