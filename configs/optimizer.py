@@ -202,6 +202,9 @@ RateSchedule = ConstantRate | CosineDecay | LinearDecay | InverseSquareRootDecay
 
 # ------------------------------------------------------------------ the optimizer
 
+StateMemory = Literal["device", "host"]
+"""The memory in which master weights and the optimizer's state lie."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartOptimizer:
@@ -234,6 +237,8 @@ class OptimizerConfig:
         selection_bias_rate: Added by a step to the bias by which an expert with less than its share of the tokens is
             chosen, and subtracts for one with more (`RouterConfig.selection_bias`); 0 leaves these biases as they are.
         max_grad_norm: Global norm over the whole model above which gradients are scaled down; 0 turns clipping off.
+        state_memory: Where master weights and moments lie between their uses: on the device, or in the pinned memory of
+            its host, from which a step reads every layer's for the compute weights and for the update.
         parts: Settings of trainable parts, by the names that `TrainConfig.trainable` takes: pairs (name, settings).
     """
 
@@ -245,6 +250,7 @@ class OptimizerConfig:
     schedule: RateSchedule = CosineDecay()
     selection_bias_rate: float = 1e-3
     max_grad_norm: float = 1.0
+    state_memory: StateMemory = "device"
     parts: tuple[tuple[str, PartOptimizer], ...] = ()
 
     __repr__ = short_repr

@@ -83,8 +83,11 @@ class Engine:
         trained = trained_parts(self.graph, settings.trainable)
         self.resolved = resolve_plan(plan, self.graph, len(self.devices), _row_count(batch_spec), trained)
         self.modules = model_modules(config)
-        check_host_memory(plan, self.devices)
-        self.stages: dict[StageId, PlacedStage] = place_stages(config, self.modules, self.resolved, self.devices)
+        state_memory = settings.optimizer.state_memory
+        check_host_memory(plan, self.devices, state_memory)
+        self.stages: dict[StageId, PlacedStage] = place_stages(
+            config, self.modules, self.resolved, self.devices, state_memory
+        )
         cluster = cluster_of_device_kind(self.devices[0].device_kind)
         per_node = cluster.devices_per_node if cluster else len(self.devices)
         self.dealt_phases = plan_phase_rows(plan, config, batch_spec, per_node, settings.quadratic_cost_weights)

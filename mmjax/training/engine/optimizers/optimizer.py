@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from mmjax.training.engine.optimizers.hyperparameters import Hyperparameters
 from mmjax.training.engine.optimizers.layer_optimizer import LayerOptimizer
 from mmjax.training.engine.optimizers.moments import by_path, of_parameter
+from sharding.runtime.stages.host_memory import load, store
 from sharding.runtime.stages.master_weights import StageMasterWeights
 from sharding.trees import Tree
 
@@ -75,11 +76,15 @@ def squared_norm_and_losses(gradients: Tree, losses: dict[str, jax.Array]) -> ja
 
 
 def init_stage(optimizer: LayerOptimizer, masters: Tree) -> Tree:
-    """The optimizer state of a stage's trained master weights, `{key: {layer: ...}}`, before the first step."""
-    return {
-        key: {layer: optimizer.init(parameters) for layer, parameters in layers.items()}
-        for key, layers in masters.items()
-    }
+    """The optimizer state of a stage's trained master weights, `{key: {layer: ...}}`, before the first step.
+
+    It depends on their shapes alone, so that none are read from the host's memory.
+    """
+
+    def init(parameters: Tree) -> OptimizerState:
+        return optimizer.init(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), parameters))
+
+    return {key: {layer: init(parameters) for layer, parameters in layers.items()} for key, layers in masters.items()}
 
 
 def make_stage_update(
@@ -88,6 +93,7 @@ def make_stage_update(
     """Makes the update of all trained layers of a stage, each tree `{key: {layer: ...}}`.
 
     If the step was not finite, master weights and optimizer state keep their values; the devices choose, not the host.
+    Layers that lie in the host's memory are loaded one after another, and what they become is stored there.
 
     Args:
         optimizer: The optimizer of a layer.
@@ -106,13 +112,16 @@ def make_stage_update(
         hyperparameters: Hyperparameters,
         name: str,
     ) -> tuple[Tree, OptimizerState]:
+        stored = masters, state
+        masters, state = load(stored)
         clip_scale, all_finite = decision[0]
         clipped = jax.tree.map(lambda leaf: leaf * clip_scale, gradients)
         updates, new_state = optimizer.update(clipped, state, masters, hyperparameters, name)
         new_masters = optax.apply_updates(masters, updates)
-        return jax.tree.map(
+        chosen = jax.tree.map(
             lambda new, old: jnp.where(all_finite > 0, new, old), (new_masters, new_state), (masters, state)
         )
+        return store(chosen, like=stored)
 
     def update(
         masters: Tree, states: Tree, gradients: Tree, decision: jax.Array, hyperparameters: jax.Array
