@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 HOST_MEMORY = "pinned_host"
 """Kind of memory (`jax.Device.addressable_memories`) of offloaded residuals, and of master weights kept on the host."""
@@ -13,23 +14,34 @@ def on_host(shardings: Any) -> Any:
     return jax.tree.map(lambda sharding: sharding.with_memory_kind(HOST_MEMORY), shardings)
 
 
-def load(tree: Any) -> Any:
-    """Traced arrays in the devices' memory; those that are there already as they are."""
-
-    def load_leaf(leaf: jax.Array) -> jax.Array:
-        return jax.device_put(leaf, jax.memory.Space.Device) if _is_on_host(leaf) else leaf
-
-    return jax.tree.map(load_leaf, tree)
+def is_on_host(shardings: Any) -> bool:
+    """Whether some of the shardings are in the hosts' memory."""
+    return any(sharding.memory_kind == HOST_MEMORY for sharding in jax.tree.leaves(shardings))
 
 
-def store(tree: Any, like: Any) -> Any:
-    """Traced arrays in the memory in which a tree of the same structure has its arrays."""
+def load(tree: Any, shardings: Any, after: Any = ()) -> Any:
+    """Traced arrays in the devices' memory, given where they lie; what lies there already stays as it is.
 
-    def store_leaf(leaf: jax.Array, other: jax.Array) -> jax.Array:
-        return jax.device_put(leaf, jax.memory.Space.Host) if _is_on_host(other) else leaf
+    Args:
+        tree: The arrays.
+        shardings: Their shardings.
+        after: Arrays that are computed before these are read. Left to itself, XLA loads all arrays of a program at
+            once.
+    """
+    if after:
+        tree, _ = jax.lax.optimization_barrier((tree, after))
+    return _in_space(jax.memory.Space.Device, tree, shardings)
 
-    return jax.tree.map(store_leaf, tree, like)
+
+def store(tree: Any, shardings: Any) -> Any:
+    """Traced arrays of the devices' memory in the memory where they are to lie."""
+    return _in_space(jax.memory.Space.Host, tree, shardings)
 
 
-def _is_on_host(leaf: jax.Array) -> bool:
-    return jax.typeof(leaf).memory_space == jax.memory.Space.Host
+def _in_space(space: jax.memory.Space, tree: Any, shardings: Any) -> Any:
+    """Sends the arrays of the hosts' memory, by their shardings, to a memory space, and leaves the others."""
+
+    def send(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+        return jax.device_put(leaf, space) if sharding.memory_kind == HOST_MEMORY else leaf
+
+    return jax.tree.map(send, tree, shardings)

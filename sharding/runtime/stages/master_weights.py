@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from sharding.axes import Axes
 from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.stages.definition import module_of
-from sharding.runtime.stages.host_memory import load, on_host
+from sharding.runtime.stages.host_memory import is_on_host, load, on_host
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.weight_specs import (
     Split,
@@ -156,7 +156,7 @@ class StageMasterWeights:
 
     def _stack_layers(self, masters: Tree) -> Tree:
         """Compute weights: cast, padded, gathered over the data axes, equal layers stacked."""
-        cast = jax.tree.map(lambda leaf: leaf.astype(self.dtype), load(masters))
+        cast = self._cast(masters)
 
         def stack_one(key: str, stack: LayerStackShapes) -> Tree:
             pad = functools.partial(self._pad, self._axes_of[key])
@@ -167,6 +167,18 @@ class StageMasterWeights:
             return self._exchange_layers(key, stacked, to_pipeline=True)
 
         return {key: stack_one(key, stack) for key, stack in self.layer_stacks.items()}
+
+    def _cast(self, masters: Tree) -> Tree:
+        """Master weights in compute precision; those in the hosts' memory are loaded one after another."""
+        if not is_on_host(self.shardings):
+            return jax.tree.map(lambda leaf: leaf.astype(self.dtype), masters)
+        before: list[jax.Array] = []
+
+        def cast(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+            before[:] = [load(leaf, sharding, after=tuple(before)).astype(self.dtype)]
+            return before[0]
+
+        return jax.tree.map(cast, masters, self.shardings)
 
     def _exchange_layers(self, key: str, stacked: Tree, *, to_pipeline: bool) -> Tree:
         """A stack `[l, ...]` between master weights' layout, whose layers all pipeline ranks divide, and its own.

@@ -59,6 +59,11 @@ class LayerOptimizer:
         return changes, store_moments(wide, parameters, self._moment_dtype, updates, name)
 
     @property
+    def rounds_moments(self) -> bool:
+        """Whether moments are stored in another type than they are computed in."""
+        return self._moment_dtype != "float32"
+
+    @property
     def _moment_dtype(self) -> MomentDtype:
         return moment_dtype(self.algorithm)
 

@@ -48,9 +48,11 @@ def store_moments(state: Any, parameters: Tree, dtype: MomentDtype, updates: jax
     if dtype == "float32":
         return state
 
+    # Equal layers share a kernel if what differs between them is no constant of it.
+    of_layer = jax.lax.optimization_barrier(_mix(_hash(name) ^ _mix(jnp.uint32(updates))))
+
     def store(path: Path, moment: jax.Array) -> jax.Array:
-        full_path = f"{name}{jax.tree_util.keystr(path)}".encode()
-        return round_stochastically(moment, _mix(jnp.uint32(zlib.crc32(full_path)) ^ _mix(jnp.uint32(updates))))
+        return round_stochastically(moment, of_layer, _hash(jax.tree_util.keystr(path)))
 
     return _map_moments(store, state, parameters)
 
@@ -69,7 +71,9 @@ def _map_moments(function: Callable[[Path, jax.Array], jax.Array], state: Any, p
     return jax.tree_util.tree_map_with_path(apply, state)
 
 
-def round_stochastically(values: Float[Array, "*shape"], seed: UInt32[Array, ""]) -> BFloat16[Array, "*shape"]:
+def round_stochastically(
+    values: Float[Array, "*shape"], seed: UInt32[Array, ""], stream: UInt32[Array, ""]
+) -> BFloat16[Array, "*shape"]:
     """Rounds finite float32 values to one of their two neighbours in bfloat16, without bias; exact values stay.
 
     A value is rounded away from zero with a probability of its distance from the other neighbour, of the distance of
@@ -78,12 +82,17 @@ def round_stochastically(values: Float[Array, "*shape"], seed: UInt32[Array, ""]
     Args:
         values: The values.
         seed: With the place of an element, which counts in the whole array, it decides about its rounding.
+        stream: A constant by which arrays with one seed differ.
     """
     index = jnp.zeros(values.shape, jnp.uint32)
     for dimension, size in enumerate(values.shape):
         index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, values.shape, dimension)
-    bits = jax.lax.bitcast_convert_type(values, jnp.uint32) + (_mix(index ^ seed) >> 16)
+    bits = jax.lax.bitcast_convert_type(values, jnp.uint32) + (_mix(index ^ stream ^ seed) >> 16)
     return jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
+
+
+def _hash(text: str) -> UInt32[Array, ""]:
+    return jnp.uint32(zlib.crc32(text.encode()))
 
 
 def _mix(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:

@@ -68,6 +68,26 @@ def test_steps_are_those_of_state_on_the_devices_to_the_bit(algorithm, tmp_path)
     jax.tree.map(np.testing.assert_array_equal, *after)
 
 
+def test_layers_are_loaded_one_after_another():
+    """Each after the layer before it is updated; for the compute weights, each after the weight before it is cast."""
+    engine = engine_with(AdamW(), "host")
+    state = noisy_state(engine)
+    for stage_id, masters in state.master_weights.items():
+        stage = engine.executor.stages[stage_id]
+        layers = sum(len(by_layer) for by_layer in masters.values())
+        arguments = masters, state.optimizer_state[stage_id], gradients_like(engine, stage_id)
+        decision = engine.executor.global_reduction.abstract_decision(stage_id)
+        hyperparameters = engine.executor.hyperparameters.by_stage[stage_id]
+        lowered = stage.update.lower(*arguments, decision, hyperparameters).as_text()
+        assert lowered.count("optimization_barrier") == layers - 1
+        weights = len(jax.tree.leaves(masters))
+        assert stage.gather.lower(masters).as_text().count("optimization_barrier") == weights - 1
+
+
+def gradients_like(engine, stage_id):
+    return engine.stages[stage_id].master_weights.abstract_gradients()
+
+
 def test_a_step_that_is_not_finite_leaves_the_state_in_the_hosts_memory():
     engine = engine_with(AdamW(), "host")
     state, expected = noisy_state(engine), arrays(noisy_state(engine))

@@ -33,7 +33,7 @@ ULP = 2.0**-7  # of bfloat16 at 1
 def rounded(value, seeds):
     """A value in many elements, rounded by each of some seeds: `[seeds, elements]` in float32."""
     values = jnp.full((64, 64), value, jnp.float32)
-    rounds = jax.jit(jax.vmap(lambda seed: round_stochastically(values, seed)))
+    rounds = jax.jit(jax.vmap(lambda seed: round_stochastically(values, seed, jnp.uint32(7))))
     return np.asarray(rounds(jnp.arange(seeds, dtype=jnp.uint32)), np.float32).reshape(seeds, -1)
 
 
