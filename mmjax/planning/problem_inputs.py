@@ -240,6 +240,6 @@ def _workload(arguments: ProblemArguments, files: tuple[str, ...]) -> "tuple[Wor
         model = cli.configured(architectures.ModelConfig)
     data = cli.configured(workloads.SyntheticData)
     rows, trainable = arguments.batch_rows or MODEL_ROWS, arguments.trainable or ("all",)
-    if cli.is_bound("OptimizerConfig.algorithm"):
+    if cli.is_bound("OptimizerConfig.algorithm") or cli.is_bound("OptimizerConfig.state_memory"):
         return workloads.Workload(model, data, rows, trainable, cli.configured(optimizer.OptimizerConfig)), name
     return workloads.Workload(model, data, rows, trainable), name

@@ -63,7 +63,7 @@ class AnalyticCostModel:
         efficiency: The share of their data sheet that they reach.
         element_bytes: Bytes of an element in compute precision.
         collectives: The collectives of a planner's tensor ranks around split matmuls (`Parallelism.collectives`).
-        optimizer: Bytes of the optimizer's state.
+        optimizer: Bytes of the optimizer's state, and where it lies.
     """
 
     cluster: ClusterConfig
@@ -258,8 +258,8 @@ class AnalyticCostModel:
         link = self.cluster.host_link
         if link is None:
             raise PlanError(
-                f"recompute offload sends activations to the host's memory, but the cluster {self.cluster.name} has no "
-                "host_link; describe one, or use another policy"
+                f"recompute offload and OptimizerConfig.state_memory host use the host's memory, but the cluster "
+                f"{self.cluster.name} has no host_link; describe one, or keep all on the devices"
             )
         seconds = link.latency + np.asarray(size) / (link.bandwidth * self.efficiency.link)
         return np.asarray(np.where(np.asarray(size) > 0, seconds, 0.0))

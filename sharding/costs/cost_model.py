@@ -103,7 +103,7 @@ class CostModel(Protocol):
 
     @property
     def optimizer(self) -> OptimizerMemory:
-        """Bytes of the optimizer's state."""
+        """Bytes of the optimizer's state, and where it lies."""
         ...
 
     @property
@@ -191,7 +191,7 @@ class CostModel(Protocol):
         ...
 
     def host_transfer(self, size: Times) -> Times:
-        """Sending `size` bytes from a device to its host's memory, or back, as far as layers' seconds lack it."""
+        """Sending `size` bytes from a device to its host's memory, or back, as far as measured seconds lack it."""
         ...
 
     def hop(self, size: Times, inside: bool, devices: int) -> Times:

@@ -92,17 +92,19 @@ def _expert_buffers(layer: LayerSpec, loads: Loads, ranks: LayerParallelism, cos
 
 
 class TrainState(NamedTuple):
-    """Bytes that a device holds for its parameters during a step.
+    """Bytes that a device and its host hold for its parameters during a step.
 
     Attributes:
         weights: Bytes of weights in compute precision.
         gradients: Bytes of gradients in float32, and of a microbatch's in compute precision.
-        optimizer: Bytes of master weights and of the optimizer's state.
+        optimizer: Bytes of master weights and of the optimizer's state on the device.
+        on_host: The same in its host's memory.
     """
 
     weights: Times
     gradients: Times
     optimizer: Times
+    on_host: Times
 
 
 def train_state(parameters: Elements, trained: Elements, dp: Elements, costs: CostModel) -> TrainState:
@@ -110,7 +112,7 @@ def train_state(parameters: Elements, trained: Elements, dp: Elements, costs: Co
 
         weights    compute * parameters
         gradients  (gradient + compute) * trained
-        optimizer  (master * parameters + moments * trained) / dp
+        optimizer  (master * parameters + moments * trained) / dp, or on_host
 
     A backward makes the gradients of its microbatch in compute precision before it adds them to the sums in float32.
 
@@ -121,14 +123,16 @@ def train_state(parameters: Elements, trained: Elements, dp: Elements, costs: Co
             experts.
         costs: Gives the compute precision and the optimizer.
     """
+    optimizer = np.asarray(costs.optimizer.state_bytes(parameters, trained) / dp)
+    none = np.zeros_like(optimizer)
     return TrainState(
         np.asarray(costs.element_bytes * parameters),
         np.asarray((GRADIENT_BYTES + costs.element_bytes) * trained),
-        np.asarray(costs.optimizer.state_bytes(parameters, trained) / dp),
+        *((none, optimizer) if costs.optimizer.on_host else (optimizer, none)),
     )
 
 
 def train_state_bytes(parameters: Elements, trained: Elements, dp: Elements, costs: CostModel) -> Times:
-    """Bytes of weights, gradients and optimizer state together; takes the arguments of `train_state`."""
+    """Bytes of weights, gradients and optimizer state on a device; takes the arguments of `train_state`."""
     state = train_state(parameters, trained, dp, costs)
     return state.weights + state.gradients + state.optimizer

@@ -21,14 +21,17 @@ class OptimizerMemory:
 
     Attributes:
         moment_bytes: Bytes of the moments of an element that trains.
+        on_host: Whether all of it lies in the memory of a device's host between its uses.
     """
 
     moment_bytes: int = 8
+    on_host: bool = False
 
     @classmethod
     def of(cls, config: OptimizerConfig) -> "OptimizerMemory":
         """The memory of a configured optimizer."""
-        return cls(_moments(config.algorithm) * _BYTES[moment_dtype(config.algorithm)])
+        moment_bytes = _moments(config.algorithm) * _BYTES[moment_dtype(config.algorithm)]
+        return cls(moment_bytes, on_host=config.state_memory == "host")
 
     def state_bytes(self, parameters: Any, trained: Any) -> Any:
         """Bytes of master weights and moments, given the elements of all parameters and of the ones that train."""

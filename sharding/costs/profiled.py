@@ -238,7 +238,7 @@ class ProfiledCostModel:
 
     Args:
         profile: The measurements.
-        optimizer: Bytes of the optimizer's state.
+        optimizer: Bytes of the optimizer's state, and where it lies.
     """
 
     def __init__(self, profile: Profile, optimizer: OptimizerMemory = OptimizerMemory()) -> None:  # noqa: B008 frozen
@@ -338,7 +338,7 @@ class ProfiledCostModel:
         return float(self.profile.update.seconds(parameters, dp))
 
     def host_transfer(self, size: Times) -> Times:
-        """See `CostModel.host_transfer`; the times of layers that offload have been measured with it."""
+        """See `CostModel.host_transfer`; measured seconds contain it."""
         return np.zeros_like(np.asarray(size, float))
 
     def hop(self, size: Times, inside: bool, devices: int) -> Times:
