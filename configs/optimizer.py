@@ -155,6 +155,11 @@ def moment_dtype(algorithm: Algorithm) -> MomentDtype:
     return "float32" if isinstance(algorithm, Adafactor) else algorithm.moment_dtype
 
 
+def with_moment_dtype(algorithm: Algorithm, dtype: MomentDtype) -> Algorithm:
+    """The algorithm with moments of another type; Adafactor as it is."""
+    return algorithm if isinstance(algorithm, Adafactor) else dataclasses.replace(algorithm, moment_dtype=dtype)
+
+
 # ------------------------------------------------------------------ schedules after the warm-up
 
 

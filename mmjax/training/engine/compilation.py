@@ -3,8 +3,6 @@
 The training loop calls it before its first step and `TrainingRun.evaluate` before the first evaluation.
 """
 
-import jax
-
 from mmjax.training.engine.engine import Engine
 from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.stages.compilation import (
@@ -64,11 +62,7 @@ def _once_per_step(engine: Engine, stage_id: StageId, losses: Tree, gradients: T
     calls = [ProgramCall(stage.gather, (masters,)), ProgramCall(stage.loss_and_norm, (gradients_of, losses))]
     if stage.reduce is not None:
         init = engine.optimizer_init[stage_id]
-        states = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            jax.eval_shape(init, trained),
-            engine.optimizer_shardings(stage_id),
-        )
+        states = engine.abstract_optimizer_state(stage_id)
         decision = engine.executor.global_reduction.abstract_decision(stage_id)
         hyperparameters = engine.executor.hyperparameters.by_stage[stage_id]
         calls += [

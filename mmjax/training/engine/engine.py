@@ -271,6 +271,18 @@ class Engine:
             if stage.trained_keys
         }
 
+    def abstract_optimizer_state(self, stage_id: StageId) -> Tree:
+        """Shape, type and sharding of a stage's optimizer state, of the keys that train: `{key: {layer: ...}}`."""
+        stage = self.stages[stage_id]
+        if not stage.trained_keys:
+            return {}
+        masters = stage.master_weights.abstract_weights()
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            jax.eval_shape(self.optimizer_init[stage_id], {key: masters[key] for key in sorted(stage.trained_keys)}),
+            self.optimizer_shardings(stage_id),
+        )
+
     def optimizer_shardings(self, stage_id: StageId) -> Tree:
         """Shardings of a stage's optimizer state: `{key: {layer: ...}}`."""
         stage = self.stages[stage_id]
