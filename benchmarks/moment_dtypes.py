@@ -1,7 +1,8 @@
-"""`python -m benchmarks.moment_dtypes`: losses of a run with AdamW's moments in float32 and in bfloat16.
+"""`python -m benchmarks.moment_dtypes`: AdamW with moments in bfloat16, against float32.
 
-Every run sees the same batches. The same run with another seed of the initial values and of the diffusion's noise shows
-how far apart two runs are that differ in nothing of interest.
+First, moments of random gradients that shrink tenfold half-way, rounded to the nearest and stochastically. Then losses
+of training runs, which all see the same batches. The same run with another seed of the initial values and of the
+diffusion's noise shows how far apart two runs are that differ in nothing of interest.
 """
 
 import dataclasses
@@ -29,6 +30,9 @@ VARIANTS = (
 )
 
 
+BETAS2 = (0.95, 0.98, 0.99, 0.999)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MomentDtypesArguments(cli.GinArguments):
     """Flags of the command."""
@@ -38,12 +42,49 @@ class MomentDtypesArguments(cli.GinArguments):
 
 
 def main(arguments: MomentDtypesArguments) -> int:
-    """Prints a line of JSON for every run: its mean losses by window."""
+    """Prints a line of JSON for every way of rounding, and for every run its mean losses by window."""
+    for beta2 in BETAS2:
+        for rounding in ("nearest", "stochastic"):
+            errors = rounding_errors(beta2, rounding)
+            print(json.dumps({"beta2": beta2, "rounding": rounding} | errors), flush=True)
     config = dataclasses.replace(cli.training_config(arguments), steps=arguments.steps)
     for variant in VARIANTS:
         losses = window_losses(with_variant(config, variant), arguments.window)
         print(json.dumps(variant._asdict() | losses), flush=True)
     return 0
+
+
+def rounding_errors(beta2: float, rounding: str, steps: int = 4000, elements: int = 20_000) -> dict[str, float]:
+    """The mean second moment over its float32 value after so many steps, and the relative error of the direction."""
+    import jax
+    import jax.numpy as jnp
+
+    from mmjax.training.engine.optimizers.moments import round_stochastically
+
+    def rounded(moment: jax.Array, step: jax.Array, stream: int) -> jax.Array:
+        if rounding == "nearest":
+            return moment.astype(jnp.bfloat16)
+        return round_stochastically(moment, step.astype(jnp.uint32) * jnp.uint32(0x9E3779B9), jnp.uint32(stream))
+
+    def update(moments: jax.Array, gradients: jax.Array) -> tuple[jax.Array, jax.Array]:
+        first, second = moments.astype(jnp.float32)
+        return 0.9 * first + 0.1 * gradients, beta2 * second + (1 - beta2) * jnp.square(gradients)
+
+    def one_step(state: Any, step: jax.Array) -> tuple[Any, None]:
+        scale = jnp.where(step < steps // 2, 1.0, 0.1)
+        gradients = scale * jax.random.normal(jax.random.fold_in(jax.random.key(0), step), (elements,))
+        stored, exact = state
+        stored = jnp.stack([rounded(moment, step, stream) for stream, moment in enumerate(update(stored, gradients))])
+        return (stored, jnp.stack(update(exact, gradients))), None
+
+    zeros = jnp.zeros((2, elements))
+    (stored, exact), _ = jax.lax.scan(one_step, (zeros.astype(jnp.bfloat16), zeros), jnp.arange(steps))
+    stored = stored.astype(jnp.float32)
+    direction, expected = (first / jnp.sqrt(second) for first, second in (stored, exact))
+    return {
+        "second_moment": round(float(stored[1].mean() / exact[1].mean()), 3),
+        "direction_error": round(float(jnp.linalg.norm(direction - expected) / jnp.linalg.norm(expected)), 4),
+    }
 
 
 def with_variant(config: Any, variant: Variant) -> Any:

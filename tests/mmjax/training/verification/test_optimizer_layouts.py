@@ -28,4 +28,5 @@ def test_moments_are_rounded_as_on_one_device(monkeypatch):
 
     monkeypatch.setattr(build, "make_stage_update", of_another_piece)
     (wrong,) = verify_layouts(MODEL, [dataclasses.replace(layout, state_memory=None)], reference)
-    assert wrong.modules["backbone"].update.error > 1e-3 and not wrong.ok
+    update = wrong.modules["backbone"].update
+    assert update is not None and update.error > 1e-3 and not wrong.ok

@@ -78,6 +78,7 @@ def test_layers_are_loaded_one_after_another():
         arguments = masters, state.optimizer_state[stage_id], gradients_like(engine, stage_id)
         decision = engine.executor.global_reduction.abstract_decision(stage_id)
         hyperparameters = engine.executor.hyperparameters.by_stage[stage_id]
+        assert stage.update is not None
         lowered = stage.update.lower(*arguments, decision, hyperparameters).as_text()
         assert lowered.count("optimization_barrier") == layers - 1
         weights = len(jax.tree.leaves(masters))

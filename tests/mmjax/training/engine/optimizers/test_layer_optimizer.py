@@ -209,6 +209,8 @@ def test_the_warmup_is_a_share_of_any_run_and_is_refused_where_it_is_all_of_it()
         (lambda: SGD(momentum=1.0), "SGD.momentum is 1.0"),
         (lambda: Adafactor(clipping_threshold=0.0), "clipping_threshold is 0.0"),
         (lambda: Muon(iterations=0), "Muon.iterations is 0"),
+        (lambda: AdamW(moment_dtype="int8"), r"AdamW.moment_dtype is 'int8'.*float32.*bfloat16"),  # pyright: ignore[reportArgumentType]
+        (lambda: OptimizerConfig(state_memory="disk"), r"OptimizerConfig.state_memory is 'disk'.*device.*host"),  # pyright: ignore[reportArgumentType]
         (lambda: CosineDecay(2.0), "CosineDecay.final_fraction is 2.0"),
         (lambda: InverseSquareRootDecay(0.0), "timescale is 0.0"),
     ],
