@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+from typing import Literal
 
 from configs.common.checks import require_types
 from configs.common.errors import UserError
@@ -27,6 +28,9 @@ def _require_rates(config: "OptimizerConfig | PartOptimizer") -> None:
 
 # ------------------------------------------------------------------ algorithms
 
+MomentDtype = Literal["float32", "bfloat16"]
+"""Type in which moments are stored. Updates compute in float32; bfloat16 is rounded stochastically."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdamW:
@@ -36,11 +40,15 @@ class AdamW:
         beta1: Decay of the first moment.
         beta2: Decay of the second moment.
         epsilon: Added to the root of the second moment.
+        moment_dtype: Type in which both moments are stored.
     """
 
     beta1: float = 0.9
     beta2: float = 0.98
     epsilon: float = 1e-8
+    moment_dtype: MomentDtype = "float32"
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -56,10 +64,12 @@ class Lion:
     Attributes:
         beta1: Weight of the momentum against the gradient in the update.
         beta2: Decay of the momentum.
+        moment_dtype: Type in which the momentum is stored.
     """
 
     beta1: float = 0.9
     beta2: float = 0.99
+    moment_dtype: MomentDtype = "float32"
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -73,10 +83,12 @@ class SGD:
     Attributes:
         momentum: Decay of the sum of gradients; 0 for none.
         nesterov: Whether the update looks one step ahead (Nesterov's accelerated gradient).
+        moment_dtype: Type in which the sum of gradients is stored.
     """
 
     momentum: float = 0.9
     nesterov: bool = False
+    moment_dtype: MomentDtype = "float32"
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -117,6 +129,7 @@ class Muon:
         beta1: Decay of the first moment of vectors and tables.
         beta2: Decay of their second moment.
         epsilon: Added to the root of their second moment, and to the norm of a matrix.
+        moment_dtype: Type in which the momentum and the moments are stored.
     """
 
     momentum: float = 0.95
@@ -124,6 +137,7 @@ class Muon:
     beta1: float = 0.9
     beta2: float = 0.98
     epsilon: float = 1e-8
+    moment_dtype: MomentDtype = "float32"
 
     __repr__ = short_repr
 
@@ -134,6 +148,16 @@ class Muon:
 
 
 Algorithm = AdamW | Lion | SGD | Adafactor | Muon
+
+
+def moment_dtype(algorithm: Algorithm) -> MomentDtype:
+    """Type in which an algorithm stores its moments; of Adafactor, whose factored ones are small, always float32."""
+    return "float32" if isinstance(algorithm, Adafactor) else algorithm.moment_dtype
+
+
+def with_moment_dtype(algorithm: Algorithm, dtype: MomentDtype) -> Algorithm:
+    """The algorithm with moments of another type; Adafactor as it is."""
+    return algorithm if isinstance(algorithm, Adafactor) else dataclasses.replace(algorithm, moment_dtype=dtype)
 
 
 # ------------------------------------------------------------------ schedules after the warm-up
@@ -183,6 +207,9 @@ RateSchedule = ConstantRate | CosineDecay | LinearDecay | InverseSquareRootDecay
 
 # ------------------------------------------------------------------ the optimizer
 
+StateMemory = Literal["device", "host"]
+"""The memory in which master weights and the optimizer's state lie."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartOptimizer:
@@ -215,6 +242,8 @@ class OptimizerConfig:
         selection_bias_rate: Added by a step to the bias by which an expert with less than its share of the tokens is
             chosen, and subtracts for one with more (`RouterConfig.selection_bias`); 0 leaves these biases as they are.
         max_grad_norm: Global norm over the whole model above which gradients are scaled down; 0 turns clipping off.
+        state_memory: Where master weights and moments lie between their uses: on the device, or in the pinned memory of
+            its host, from which a step reads every layer's for the compute weights and for the update.
         parts: Settings of trainable parts, by the names that `TrainConfig.trainable` takes: pairs (name, settings).
     """
 
@@ -226,6 +255,7 @@ class OptimizerConfig:
     schedule: RateSchedule = CosineDecay()
     selection_bias_rate: float = 1e-3
     max_grad_norm: float = 1.0
+    state_memory: StateMemory = "device"
     parts: tuple[tuple[str, PartOptimizer], ...] = ()
 
     __repr__ = short_repr

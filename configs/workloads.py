@@ -5,6 +5,7 @@ import dataclasses
 from configs.architectures import ModelConfig
 from configs.common.checks import require_types
 from configs.common.short_repr import short_repr
+from configs.optimizer import OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,12 +135,14 @@ class Workload:
         data: Description of its rows.
         rows: Rows of the global batch.
         trainable: Names of the trainable parts that train, or `all`, or `projectors`.
+        optimizer: The optimizer, whose state takes memory.
     """
 
     model: ModelConfig
     data: SyntheticData
     rows: int
     trainable: tuple[str, ...] = ("all",)
+    optimizer: OptimizerConfig = OptimizerConfig()
 
     __repr__ = short_repr
 

@@ -39,7 +39,8 @@ from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.metrics.flops import peak_flops
 from mmjax.weights.export import export_checkpoint, export_target_of_type
 from mmjax.weights.initialization import SeedInitializer
-from sharding.costs.memory import GRADIENT_BYTES, MASTER_BYTES, MOMENT_BYTES
+from sharding.costs.memory import GRADIENT_BYTES
+from sharding.costs.optimizer_memory import OptimizerMemory
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.pipeline import TrainState
@@ -176,7 +177,8 @@ def needed_bytes(engine: Engine, sizes: BenchmarkSizes) -> float:
     The encoder has residuals of two microbatches at a time, since the schedule runs it one microbatch ahead.
     """
     parameters = sum(module.parameter_count for module in engine.graph.modules)
-    state = parameters * (engine.config.element_bytes + MASTER_BYTES + MOMENT_BYTES + 2 * GRADIENT_BYTES)
+    kept = OptimizerMemory.of(OPTIMIZER).state_bytes(parameters, parameters)
+    state = kept + parameters * (engine.config.element_bytes + 2 * GRADIENT_BYTES)
     microbatches_in_flight = {engine.config.backbone.name: 1}
     residuals = sum(
         microbatches_in_flight.get(stage_id[0], 2) * _residual_bytes(engine, stage_id)

@@ -14,7 +14,7 @@ from mmjax.training.engine.build import build_stage_programs
 from mmjax.training.engine.channels import find_channels
 from mmjax.training.engine.placement import place_stages
 from pallas_kernels.packed_attention import use_attention_implementation
-from sharding.costs.memory import MASTER_BYTES, MOMENT_BYTES
+from sharding.costs.optimizer_memory import OptimizerMemory
 from sharding.plans.plan import Plan
 from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.resolved.stage_graph import StageId
@@ -91,7 +91,7 @@ def compiled_bytes(programs: StagePrograms, attention: str, optimizer_replicas: 
     state = device_bytes((weights, gradients))
     offloaded = analyses[0].host_output_size_in_bytes
     return StageBytes(
-        state=state + elements * (MASTER_BYTES + MOMENT_BYTES) / optimizer_replicas,
+        state=state + OptimizerMemory().state_bytes(elements, elements) / optimizer_replicas,
         saved=device_bytes(residuals) - offloaded,
         offloaded=offloaded,
         workspace=max(analysis.temp_size_in_bytes for analysis in analyses),

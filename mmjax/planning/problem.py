@@ -16,6 +16,7 @@ from configs.workloads import Workload
 from data.samples.sample_format import SampleFormat
 from mmjax.planning.samples.sources import DatasetSamples, DescribedSamples, GroupedSamples
 from sharding.costs.analytic import AnalyticCostModel
+from sharding.costs.optimizer_memory import OptimizerMemory
 from sharding.costs.profiled import Profile, ProfiledCostModel
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.tables.fixed_ranks import FixedRanks
@@ -83,10 +84,12 @@ def make_problem(
         PlanError: A module of `fixed_ranks` cannot have those ranks.
         UserError: There is no such effect, or costs are measured, which have no effects to leave out.
     """
-    graph = module_graph(config.model)
+    graph, optimizer = module_graph(config.model), OptimizerMemory.of(config.optimizer)
     problem = PlanningProblem(
         graph=graph,
-        costs=AnalyticCostModel(cluster.without(without), element_bytes=config.model.element_bytes),
+        costs=AnalyticCostModel(
+            cluster.without(without), element_bytes=config.model.element_bytes, optimizer=optimizer
+        ),
         cluster=cluster,
         devices=devices,
         rows=global_batch_rows(config),
@@ -107,7 +110,7 @@ def make_problem(
         )
     return dataclasses.replace(
         problem,
-        costs=ProfiledCostModel(profile),
+        costs=ProfiledCostModel(profile, optimizer),
         tensor_sizes=_measured_tensor_sizes(profile, {problem.fixed_ranks_of(name).cp for name in graph.names}),
         recompute_choices=tuple(dict.fromkeys(layer.recompute for layer in profile.layers)),
     )

@@ -226,7 +226,7 @@ def _workload(arguments: ProblemArguments, files: tuple[str, ...]) -> "tuple[Wor
 
     A model becomes a workload with described data.
     """
-    from configs import architectures, workloads
+    from configs import architectures, optimizer, workloads
 
     if cli.is_bound("Workload.model"):
         return cli.configured(workloads.Workload), ""
@@ -240,4 +240,6 @@ def _workload(arguments: ProblemArguments, files: tuple[str, ...]) -> "tuple[Wor
         model = cli.configured(architectures.ModelConfig)
     data = cli.configured(workloads.SyntheticData)
     rows, trainable = arguments.batch_rows or MODEL_ROWS, arguments.trainable or ("all",)
+    if cli.is_bound("OptimizerConfig.algorithm") or cli.is_bound("OptimizerConfig.state_memory"):
+        return workloads.Workload(model, data, rows, trainable, cli.configured(optimizer.OptimizerConfig)), name
     return workloads.Workload(model, data, rows, trainable), name

@@ -13,7 +13,9 @@ from sharding.costs.concurrency import expected_largest, exposed_seconds
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, collective_seconds, ring_seconds
 from sharding.costs.expert_seconds import expert_nodes, expert_transfer_seconds
 from sharding.costs.kernel_seconds import KernelCosts, matmuls_beside
+from sharding.costs.memory import GRADIENT_BYTES
 from sharding.costs.node_placement import NodePlacement
+from sharding.costs.optimizer_memory import OptimizerMemory
 from sharding.expert_transfer import chosen_transfer
 from sharding.plans.parallelism import CollectivesName
 from sharding.plans.plan_error import PlanError
@@ -61,12 +63,14 @@ class AnalyticCostModel:
         efficiency: The share of their data sheet that they reach.
         element_bytes: Bytes of an element in compute precision.
         collectives: The collectives of a planner's tensor ranks around split matmuls (`Parallelism.collectives`).
+        optimizer: Bytes of the optimizer's state, and where it lies.
     """
 
     cluster: ClusterConfig
     efficiency: Efficiency = Efficiency()
     element_bytes: int = 2
     collectives: CollectivesName = "ring"
+    optimizer: OptimizerMemory = OptimizerMemory()
 
     @property
     def peak_flops(self) -> float:
@@ -243,18 +247,19 @@ class AnalyticCostModel:
     def optimizer_update(self, parameters: float, dp: int) -> float:
         """See `CostModel.optimizer_update`.
 
-        Adam reads and writes the master weight and two moments, and reads the gradient: 28 bytes in float32. The norm
-        reads the gradient once more, and the weight is written in compute precision.
+        The master weight and the moments are read and written, and the gradient is read: 28 bytes with AdamW in
+        float32. The norm reads the gradient once more, and the weight is written in compute precision.
         """
-        return (28 + 4 + self.element_bytes) * parameters / (self.cluster.memory_bandwidth * self.efficiency.memory)
+        traffic = 2 * self.optimizer.state_bytes(1, 1) + 2 * GRADIENT_BYTES + self.element_bytes
+        return traffic * parameters / (self.cluster.memory_bandwidth * self.efficiency.memory)
 
     def host_transfer(self, size: Times) -> Times:
         """See `CostModel.host_transfer`."""
         link = self.cluster.host_link
         if link is None:
             raise PlanError(
-                f"recompute offload sends activations to the host's memory, but the cluster {self.cluster.name} has no "
-                "host_link; describe one, or use another policy"
+                f"recompute offload and OptimizerConfig.state_memory host use the host's memory, but the cluster "
+                f"{self.cluster.name} has no host_link; describe one, or keep all on the devices"
             )
         seconds = link.latency + np.asarray(size) / (link.bandwidth * self.efficiency.link)
         return np.asarray(np.where(np.asarray(size) > 0, seconds, 0.0))

@@ -10,6 +10,7 @@ from configs.clusters import Link
 from configs.cost_effects import CostEffects
 from sharding.axes import ContextTransfer
 from sharding.costs.node_placement import NodePlacement
+from sharding.costs.optimizer_memory import OptimizerMemory
 from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.parallelism import TENSOR_COLLECTIVES, CollectivesName
 from sharding.plans.resolved.trained_parts import Gradient
@@ -101,6 +102,11 @@ class CostModel(Protocol):
         ...
 
     @property
+    def optimizer(self) -> OptimizerMemory:
+        """Bytes of the optimizer's state, and where it lies."""
+        ...
+
+    @property
     def collectives(self) -> CollectivesName:
         """The collectives of a planner's tensor ranks around split matmuls (`Parallelism.collectives`)."""
         ...
@@ -185,7 +191,7 @@ class CostModel(Protocol):
         ...
 
     def host_transfer(self, size: Times) -> Times:
-        """Sending `size` bytes from a device to its host's memory, or back, as far as layers' seconds lack it."""
+        """Sending `size` bytes from a device to its host's memory, or back, as far as measured seconds lack it."""
         ...
 
     def hop(self, size: Times, inside: bool, devices: int) -> Times:

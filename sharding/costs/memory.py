@@ -16,8 +16,8 @@ from sharding.specs.layers.layer import MATMUL_KINDS, LayerSpec, Loads, Recomput
 Elements = Shaped[np.ndarray, "..."] | float | int
 """Numbers of elements; arrays broadcast against each other."""
 
-MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
-"""Bytes per parameter in float32: the master weight, Adam's two moments, the gradient."""
+GRADIENT_BYTES = 4
+"""Bytes of the gradient of a parameter, in float32."""
 
 
 def saved_activation_bytes(
@@ -92,25 +92,27 @@ def _expert_buffers(layer: LayerSpec, loads: Loads, ranks: LayerParallelism, cos
 
 
 class TrainState(NamedTuple):
-    """Bytes that a device holds for its parameters during a step.
+    """Bytes that a device and its host hold for its parameters during a step.
 
     Attributes:
         weights: Bytes of weights in compute precision.
         gradients: Bytes of gradients in float32, and of a microbatch's in compute precision.
-        optimizer: Bytes of master weights and Adam's moments in float32.
+        optimizer: Bytes of master weights and of the optimizer's state on the device.
+        on_host: The same in its host's memory.
     """
 
     weights: Times
     gradients: Times
     optimizer: Times
+    on_host: Times
 
 
 def train_state(parameters: Elements, trained: Elements, dp: Elements, costs: CostModel) -> TrainState:
-    """Bytes of weights, gradients and Adam's state, with the float32 state divided among `dp` ranks (ZeRO-1).
+    """Bytes of weights, gradients and optimizer state, with the last divided among `dp` ranks (ZeRO-1).
 
         weights    compute * parameters
         gradients  (gradient + compute) * trained
-        optimizer  (master * parameters + moments * trained) / dp
+        optimizer  (master * parameters + moments * trained) / dp, or on_host
 
     A backward makes the gradients of its microbatch in compute precision before it adds them to the sums in float32.
 
@@ -119,16 +121,18 @@ def train_state(parameters: Elements, trained: Elements, dp: Elements, costs: Co
         trained: Elements of the parameters that train.
         dp: Data and context-parallel ranks that hold the same parameters; of experts, the ranks that hold the same
             experts.
-        costs: Gives the compute precision.
+        costs: Gives the compute precision and the optimizer.
     """
+    optimizer = np.asarray(costs.optimizer.state_bytes(parameters, trained) / dp)
+    none = np.zeros_like(optimizer)
     return TrainState(
         np.asarray(costs.element_bytes * parameters),
         np.asarray((GRADIENT_BYTES + costs.element_bytes) * trained),
-        np.asarray((MASTER_BYTES * parameters + MOMENT_BYTES * trained) / dp),
+        *((none, optimizer) if costs.optimizer.on_host else (optimizer, none)),
     )
 
 
 def train_state_bytes(parameters: Elements, trained: Elements, dp: Elements, costs: CostModel) -> Times:
-    """Bytes of weights, gradients and optimizer state together; takes the arguments of `train_state`."""
+    """Bytes of weights, gradients and optimizer state on a device; takes the arguments of `train_state`."""
     state = train_state(parameters, trained, dp, costs)
     return state.weights + state.gradients + state.optimizer

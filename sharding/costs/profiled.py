@@ -13,6 +13,7 @@ from configs.cost_effects import CostEffects
 from sharding.axes import ContextTransfer
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, useful_flops
 from sharding.costs.node_placement import NodePlacement
+from sharding.costs.optimizer_memory import OptimizerMemory
 from sharding.plans.parallelism import CollectivesName
 from sharding.plans.resolved.trained_parts import Gradient
 from sharding.plans.text.json_fields import read_file, read_record
@@ -232,14 +233,16 @@ class ProfiledCostModel:
     """A profile as a cost model (`CostModel`).
 
     Times between measured sizes are interpolated linearly, times beyond are extrapolated from the nearest two. The time
-    in which the ranks of a replica wait for each other is contained in the measured times and not reported apart.
+    in which the ranks of a replica wait for each other is contained in the measured times and not reported apart. So is
+    what an update takes, with the optimizer that was profiled.
 
     Args:
         profile: The measurements.
+        optimizer: Bytes of the optimizer's state, and where it lies.
     """
 
-    def __init__(self, profile: Profile) -> None:
-        self.profile = profile
+    def __init__(self, profile: Profile, optimizer: OptimizerMemory = OptimizerMemory()) -> None:  # noqa: B008 frozen
+        self.profile, self.optimizer = profile, optimizer
         self.collectives: CollectivesName = "all_reduce"  # as layers are timed
         self.element_bytes, self.peak_flops = profile.element_bytes, profile.peak_flops
         self.devices_per_node = profile.devices_per_node
@@ -335,7 +338,7 @@ class ProfiledCostModel:
         return float(self.profile.update.seconds(parameters, dp))
 
     def host_transfer(self, size: Times) -> Times:
-        """See `CostModel.host_transfer`; the times of layers that offload have been measured with it."""
+        """See `CostModel.host_transfer`; measured seconds contain it."""
         return np.zeros_like(np.asarray(size, float))
 
     def hop(self, size: Times, inside: bool, devices: int) -> Times:

@@ -34,9 +34,10 @@ class StaticBytes(NamedTuple):
     Attributes:
         weights: Weights in compute precision.
         gradients: Gradients in float32, and the gradients of a microbatch in compute precision.
-        optimizer: Master weights and moments of the optimizer.
+        optimizer: Master weights and the optimizer's state, unless they lie in the host's memory.
         gathered: Whole weights and gradients of the layers that are gathered at a time, of fully sharded units.
-        workspace: Bytes that one layer needs while it runs: what it recomputes, and the buffers of its experts' tokens.
+        workspace: Bytes that one layer needs while it runs: what it recomputes, and the buffers of its experts' tokens;
+            or while it is updated, if its optimizer state is loaded from the host's memory.
         exchanged: Bytes that a stage exchanges with others where rows of a microbatch lie elsewhere.
         reserved: Room for activations that is held throughout: what a microbatch of the largest capacity has beyond the
             microbatches of this step, and what layers around the stack of a unit that is one program save.
@@ -116,6 +117,7 @@ class StageCosts:
         reduce: Seconds of the gradients' reduction over the replicas of all pipeline replicas.
         update: Seconds of the optimizer.
         static: Bytes on each device at all times.
+        host_bytes: Bytes of master weights and optimizer state in each device's host memory at all times.
         wgrad: Costs of the gradients of weights where they are an op of their own; else None.
         sharded: Collectives of its weights in every pass, whose exposed seconds `forward` and `backward` include; None
             where replicas have whole weights.
@@ -132,6 +134,7 @@ class StageCosts:
     reduce: float = 0.0
     update: float = 0.0
     static: StaticBytes = StaticBytes()
+    host_bytes: float = 0.0
     wgrad: WgradCosts | None = None
     sharded: ShardedPasses | None = None
 
@@ -151,7 +154,7 @@ class StageCosts:
                 raise ValueError(f"StageCosts.wgrad: the shapes {shapes} are not the shapes of forward and saved_bytes")
             if np.any(self.wgrad.seconds < 0) or np.any(self.wgrad.seconds > self.backward * (1 + 1e-9)):
                 raise ValueError("StageCosts.wgrad: its seconds are negative, or more than the seconds of the backward")
-        for name in (*PER_MICROBATCH, "gather", "reduce", "update", "static"):
+        for name in (*PER_MICROBATCH, "gather", "reduce", "update", "static", "host_bytes"):
             figures = np.asarray(getattr(self, name))
             if figures.size and not (figures.min() >= 0 and figures.max() < np.inf):  # NaN is neither
                 raise ValueError(f"StageCosts.{name} has a negative or infinite entry")

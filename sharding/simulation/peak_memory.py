@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.costs.step_costs import StageCosts, StaticBytes
+from sharding.costs.step_costs import StageCosts
 from sharding.plans.resolved.device_groups import DeviceGroups, latest_of_sources
 from sharding.plans.resolved.stage_graph import StageGraph, StageId
 from sharding.schedules.ops import COMPUTE_KINDS, OpGraph, OpKind
@@ -42,20 +42,29 @@ def peak_memory(
 
 def static_memory(groups: DeviceGroups, stages: Mapping[StageId, StageCosts]) -> Float[np.ndarray, "n kinds"]:
     """Bytes on a device of each group at all times, over all the stages that it holds, by kind (`StaticBytes`)."""
-    static = np.zeros((len(groups.sizes), len(StaticBytes._fields)))
+    return _over_stages(groups, {stage: costs.static for stage, costs in stages.items()})
+
+
+def _over_stages(groups: DeviceGroups, figures: Mapping[StageId, Sequence[float]]) -> Float[np.ndarray, "n kinds"]:
+    """Sums figures of a stage's devices, on a device of each group over all the stages that it holds."""
+    sums = np.zeros((len(groups.sizes), len(next(iter(figures.values())))))
     for stage, stage_groups in groups.groups_of.items():
-        np.add.at(static, stage_groups[np.nonzero(groups.is_first[stage])], stages[stage].static)
-    return static
+        np.add.at(sums, stage_groups[np.nonzero(groups.is_first[stage])], figures[stage])
+    return sums
 
 
 def peak_host_memory(
     op_graph: OpGraph, groups: DeviceGroups, stages: Mapping[StageId, StageCosts], spans: Sequence[Span]
 ) -> Float[np.ndarray, " n"]:
-    """Peak bytes of offloaded activations in the host memory of a device of each group; as `peak_memory`."""
+    """Peak bytes in the host memory of a device of each group: optimizer state and offloaded activations.
+
+    Takes the arguments of `peak_memory`.
+    """
+    static = _over_stages(groups, {stage: [costs.host_bytes] for stage, costs in stages.items()})[:, 0]
     offloaded = {stage: costs.offloaded_bytes for stage, costs in stages.items()}
     if not any(stage_bytes.any() for stage_bytes in offloaded.values()):
-        return np.zeros(len(groups.sizes))
-    return _most_saved(op_graph, groups, offloaded, spans)
+        return static
+    return static + _most_saved(op_graph, groups, offloaded, spans)
 
 
 def _most_saved(

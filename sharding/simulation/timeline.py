@@ -234,7 +234,7 @@ class Timeline:
         return peak_host_memory(self.op_graph, self._memory_groups, self._known_costs().stages, self.spans)
 
     def lane_peak_host_memory(self, lane: Lane) -> float:
-        """Peak bytes of offloaded activations in the host memory of any of a lane's devices."""
+        """Peak bytes of optimizer state and offloaded activations in the host memory of any of a lane's devices."""
         return float(self._peak_host_memory[self._groups_on(lane, self._memory_groups)].max())
 
     @property

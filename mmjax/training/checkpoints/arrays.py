@@ -6,7 +6,6 @@ the arrays as they are. A stage is on any devices of any processes; each process
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 
@@ -26,36 +25,8 @@ def trained_keys(engine: Engine) -> frozenset[str]:
     return frozenset(piece_key(key) for stage in engine.stages.values() for key in stage.trained_keys)
 
 
-def optimizer_algorithm(engine: Engine) -> str:
-    """Name of the algorithm that an engine's optimizer state is of."""
-    return type(engine.settings.optimizer.algorithm).__name__
-
-
-def abstract_masters(engine: Engine, stage_id: StageId) -> Tree:
-    """Shape, dtype and sharding of a stage's master weights: `{key: {layer: ...}}`."""
-    masters = engine.stages[stage_id].master_weights
-    return {
-        key: {layer: _abstract(masters.layer_stacks[key].shapes, shardings) for layer, shardings in layers.items()}
-        for key, layers in masters.shardings.items()
-    }
-
-
-def abstract_optimizer_state(engine: Engine, stage_id: StageId) -> Tree:
-    """Shape, dtype and sharding of a stage's optimizer state, of the keys that train: `{key: {layer: ...}}`."""
-    layer_stacks, optimizer = engine.stages[stage_id].master_weights.layer_stacks, engine.optimizer
-    return {
-        key: {
-            layer: _abstract(jax.eval_shape(optimizer.init, layer_stacks[key].shapes), shardings)
-            for layer, shardings in layers.items()
-        }
-        for key, layers in engine.optimizer_shardings(stage_id).items()
-    }
-
-
-def _abstract(shapes: Any, shardings: Any) -> Any:
-    return jax.tree.map(
-        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding), shapes, shardings
-    )
+def _abstract_masters(engine: Engine, stage_id: StageId) -> Tree:
+    return engine.stages[stage_id].master_weights.abstract_weights()
 
 
 def arrays_to_save(engine: Engine, state: TrainState) -> dict[str, Tree]:
@@ -84,7 +55,7 @@ def _absent_parts(engine: Engine) -> tuple[dict[StageId, Tree], dict[StageId, Tr
     def absent(abstract: Callable[[Engine, StageId], Tree]) -> dict[StageId, Tree]:
         return {stage_id: jax.tree.map(ArrayPart.absent, abstract(engine, stage_id)) for stage_id in stages}
 
-    return absent(abstract_masters), absent(abstract_optimizer_state)
+    return absent(_abstract_masters), absent(Engine.abstract_optimizer_state)
 
 
 def abstract_arrays_to_load(engine: Engine, saved_pieces: frozenset[str]) -> dict[str, Tree]:
@@ -92,14 +63,14 @@ def abstract_arrays_to_load(engine: Engine, saved_pieces: frozenset[str]) -> dic
     optimizer_state = {
         stage_id: {
             key: layers
-            for key, layers in abstract_optimizer_state(engine, stage_id).items()
+            for key, layers in engine.abstract_optimizer_state(stage_id).items()
             if piece_key(key) in saved_pieces
         }
         for stage_id in engine.local_stages
     }
     trees = {
         "parameters": trees_by_module(
-            {stage_id: abstract_masters(engine, stage_id) for stage_id in engine.local_stages}
+            {stage_id: _abstract_masters(engine, stage_id) for stage_id in engine.local_stages}
         ),
         "optimizer": trees_by_module(optimizer_state),
     }

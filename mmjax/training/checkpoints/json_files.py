@@ -13,7 +13,7 @@ from configs.common.errors import UserError
 from configs.common.strict_json import parse_json, read_bounded
 
 MODEL_FILE = "model.json"
-"""File of a checkpoint with the model's configuration, the pieces that trained, and the optimizer's algorithm."""
+"""File of a checkpoint with the model's configuration, the pieces that trained, and the kind of optimizer state."""
 
 HOST_FILE = "host.json"
 """File of a checkpoint with the state of the data pipeline and of the metrics."""
@@ -32,11 +32,13 @@ class ModelDocument:
         model: The model's identity (`model_identity`).
         trained: Keys `module/piece` of all pieces that have optimizer state.
         optimizer: Name of the algorithm that the optimizer state is of.
+        moment_dtype: Type of its moments.
     """
 
     model: Any
     trained: frozenset[str]
     optimizer: str
+    moment_dtype: str
 
     @classmethod
     def read(cls, checkpoint: pathlib.Path) -> "ModelDocument":
@@ -47,11 +49,11 @@ class ModelDocument:
                 f"{checkpoint} has the checkpoint format {document.get('format')!r:.40}, and this version of mmjax "
                 f"reads format {FORMAT}; use the version that wrote it"
             )
-        trained, optimizer = document.get("trained"), document.get("optimizer")
+        trained, optimizer, moment_dtype = (document.get(key) for key in ("trained", "optimizer", "moment_dtype"))
         keys = [key for key in trained if isinstance(key, str)] if isinstance(trained, list) else None
-        if keys is None or keys != trained or not isinstance(optimizer, str):
+        if keys is None or keys != trained or not isinstance(optimizer, str) or not isinstance(moment_dtype, str):
             raise UserError(f"{checkpoint / MODEL_FILE} does not say what trained and by which algorithm")
-        return cls(document.get("model"), frozenset(keys), optimizer)
+        return cls(document.get("model"), frozenset(keys), optimizer, moment_dtype)
 
     def document(self) -> JsonDocument:
         """Returns the JSON document that `read` reads."""
@@ -60,6 +62,7 @@ class ModelDocument:
             "model": self.model,
             "trained": sorted(self.trained),
             "optimizer": self.optimizer,
+            "moment_dtype": self.moment_dtype,
         }
 
 

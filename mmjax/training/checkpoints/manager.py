@@ -16,8 +16,9 @@ import jax
 
 from configs.architectures import ModelConfig
 from configs.common.errors import STORAGE_FAILED, UserError
+from configs.optimizer import moment_dtype
 from mmjax.training.checkpoints.array_files import describe_failure
-from mmjax.training.checkpoints.arrays import arrays_to_save, optimizer_algorithm, trained_keys
+from mmjax.training.checkpoints.arrays import arrays_to_save, trained_keys
 from mmjax.training.checkpoints.discovery import UNFINISHED_MARK, saved_steps, set_aside
 from mmjax.training.checkpoints.file_checksums import FILE_LIST
 from mmjax.training.checkpoints.json_files import HOST_FILE, MODEL_FILE, ModelDocument
@@ -114,7 +115,10 @@ class CheckpointManager:
             self._prepare_directory()
         if not self._directory_is_ready:
             return
-        about = ModelDocument(model_identity(self._config), trained_keys(engine), optimizer_algorithm(engine))
+        algorithm = engine.settings.optimizer.algorithm
+        about = ModelDocument(
+            model_identity(self._config), trained_keys(engine), type(algorithm).__name__, moment_dtype(algorithm)
+        )
         self._saving = SaveInProgress(
             self._directory / str(step),
             self._directory / f"{step}-{self._start}-{self._attempts}{UNFINISHED_MARK}",

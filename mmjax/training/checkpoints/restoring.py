@@ -14,12 +14,12 @@ from jax.sharding import SingleDeviceSharding
 
 from configs.architectures import ModelConfig
 from configs.common.errors import UserError
+from configs.optimizer import moment_dtype
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
 from mmjax.training.checkpoints.array_files import read_arrays
 from mmjax.training.checkpoints.arrays import (
     abstract_arrays_to_load,
-    optimizer_algorithm,
     state_from_arrays,
     trained_keys,
 )
@@ -60,13 +60,17 @@ def restore_state(
     """Restores the training state from a checkpoint; see `CheckpointManager.restore`."""
     chosen = newest_whole_for_all(directory, step, remote)
     path = chosen.path
-    about, ours, trained = ModelDocument.read(path), optimizer_algorithm(engine), trained_keys(engine)
+    about, trained = ModelDocument.read(path), trained_keys(engine)
+    algorithm = engine.settings.optimizer.algorithm
+    ours, ours_stored = type(algorithm).__name__, moment_dtype(algorithm)
     check_same_model(path, about.model, config)
     if about.optimizer != ours:
         raise UserError(
             f"{path} has the optimizer state of {about.optimizer} and this run trains with {ours}: "
             f"set OptimizerConfig.algorithm to {about.optimizer}, or start anew in another workdir"
         )
+    if about.moment_dtype != ours_stored:
+        _LOG.warning("%s: moments are converted from %s to %s", path, about.moment_dtype, ours_stored)
     wanted = abstract_arrays_to_load(engine, about.trained)
     # Each process reads the shards of its devices, without waiting for the others.
     loaded = {name: read_arrays(path / name, tree) for name, tree in wanted.items()}

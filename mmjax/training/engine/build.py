@@ -269,14 +269,15 @@ def executable_stage(
     )
     if not trained_keys:
         return forward_only
+    shardings = (
+        {key: masters.shardings[key] for key in sorted(trained_keys)},
+        stage_optimizer_shardings(optimizer, masters, trained_keys),
+    )
     update = named_jit(
-        make_stage_update(optimizer),
+        make_stage_update(optimizer, {key: piece_key(key) for key in trained_keys}, shardings),
         stage_id,
         "update",
-        out_shardings=(
-            {key: masters.shardings[key] for key in sorted(trained_keys)},
-            stage_optimizer_shardings(optimizer, masters, trained_keys),
-        ),
+        out_shardings=shardings,
         donate_argnums=(0, 1),
     )
     return dataclasses.replace(forward_only, reduce=masters.make_reduce(trained_keys), update=update)

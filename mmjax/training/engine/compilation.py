@@ -3,8 +3,6 @@
 The training loop calls it before its first step and `TrainingRun.evaluate` before the first evaluation.
 """
 
-import jax
-
 from mmjax.training.engine.engine import Engine
 from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.stages.compilation import (
@@ -59,20 +57,17 @@ def compile_evaluation(engine: Engine, callback: CompilationCallback) -> None:
 def _once_per_step(engine: Engine, stage_id: StageId, losses: Tree, gradients: Tree | None) -> list[ProgramCall]:
     """Returns the program calls of a stage that run once in each step, whatever the number of microbatches."""
     stage, masters = engine.executor.stages[stage_id], engine.stages[stage_id].master_weights.abstract_weights()
-    trained = {key: masters[key] for key in sorted(engine.stages[stage_id].trained_keys)}
-    calls = [ProgramCall(stage.gather, (masters,)), ProgramCall(stage.loss_and_norm, (trained, losses))]
+    keys, reduced = sorted(engine.stages[stage_id].trained_keys), engine.stages[stage_id].master_weights
+    trained, gradients_of = ({key: tree[key] for key in keys} for tree in (masters, reduced.abstract_gradients()))
+    calls = [ProgramCall(stage.gather, (masters,)), ProgramCall(stage.loss_and_norm, (gradients_of, losses))]
     if stage.reduce is not None:
         init = engine.optimizer_init[stage_id]
-        states = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            jax.eval_shape(init, trained),
-            engine.optimizer_shardings(stage_id),
-        )
+        states = engine.abstract_optimizer_state(stage_id)
         decision = engine.executor.global_reduction.abstract_decision(stage_id)
         hyperparameters = engine.executor.hyperparameters.by_stage[stage_id]
         calls += [
             ProgramCall(stage.reduce, (gradients,)),
-            ProgramCall(stage.update, (trained, states, trained, decision, hyperparameters)),
+            ProgramCall(stage.update, (trained, states, gradients_of, decision, hyperparameters)),
             ProgramCall(init, (trained,)),
         ]
     return calls

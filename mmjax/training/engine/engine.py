@@ -83,8 +83,11 @@ class Engine:
         trained = trained_parts(self.graph, settings.trainable)
         self.resolved = resolve_plan(plan, self.graph, len(self.devices), _row_count(batch_spec), trained)
         self.modules = model_modules(config)
-        check_host_memory(plan, self.devices)
-        self.stages: dict[StageId, PlacedStage] = place_stages(config, self.modules, self.resolved, self.devices)
+        state_memory = settings.optimizer.state_memory
+        check_host_memory(plan, self.devices, state_memory)
+        self.stages: dict[StageId, PlacedStage] = place_stages(
+            config, self.modules, self.resolved, self.devices, state_memory
+        )
         cluster = cluster_of_device_kind(self.devices[0].device_kind)
         per_node = cluster.devices_per_node if cluster else len(self.devices)
         self.dealt_phases = plan_phase_rows(plan, config, batch_spec, per_node, settings.quadratic_cost_weights)
@@ -267,6 +270,18 @@ class Engine:
             for stage_id, stage in self.stages.items()
             if stage.trained_keys
         }
+
+    def abstract_optimizer_state(self, stage_id: StageId) -> Tree:
+        """Shape, type and sharding of a stage's optimizer state, of the keys that train: `{key: {layer: ...}}`."""
+        stage = self.stages[stage_id]
+        if not stage.trained_keys:
+            return {}
+        masters = stage.master_weights.abstract_weights()
+        return jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            jax.eval_shape(self.optimizer_init[stage_id], {key: masters[key] for key in sorted(stage.trained_keys)}),
+            self.optimizer_shardings(stage_id),
+        )
 
     def optimizer_shardings(self, stage_id: StageId) -> Tree:
         """Shardings of a stage's optimizer state: `{key: {layer: ...}}`."""

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from configs.architectures import ModelConfig
+from configs.optimizer import StateMemory
 from data.packing.batch_spec import BatchSpec
 from data.packing.phases.phase_rows import PhaseRows
 from mmjax.models.structure.module import Module
@@ -27,8 +28,8 @@ from sharding.plans.unit_checks import check_rank_positions, check_row_chunks
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.meshes import module_axes, stage_meshes
 from sharding.runtime.replica_meshes import ReplicaMeshes
+from sharding.runtime.stages.host_memory import HOST_MEMORY
 from sharding.runtime.stages.master_weights import LayerStackShapes, StageMasterWeights
-from sharding.runtime.stages.residuals import HOST_MEMORY
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,7 @@ def place_stages(
     modules: tuple[Module, ...],
     resolved: ResolvedPlan,
     devices: Sequence[jax.Device],
+    state_memory: StateMemory = "device",
 ) -> dict[StageId, PlacedStage]:
     """Places every stage of a plan on its devices; each comes after the stages that feed it.
 
@@ -74,6 +76,7 @@ def place_stages(
         modules: The model's modules of pieces, which compute.
         resolved: The placement of the modules.
         devices: The devices that the plan's numbers index.
+        state_memory: Where master weights lie (`OptimizerConfig.state_memory`).
     """
     plan = resolved.plan
     meshes_of = stage_meshes(plan, list(devices))
@@ -92,6 +95,7 @@ def place_stages(
                 {module: meshes.axes_of_all(own_axes) for module, own_axes in stage_axes.items()},
                 jnp.dtype(config.dtype),
                 stage_id,
+                in_host_memory=state_memory == "host",
             ),
             trained_keys=frozenset(
                 run.parameter_key for run in layout.piece_runs if run.piece.part in resolved.trained_parts
@@ -126,18 +130,29 @@ def check_processes(plan: Plan, devices: Sequence[jax.Device]) -> None:
         )
 
 
-def check_host_memory(plan: Plan, devices: Sequence[Any]) -> None:
-    """Raises PlanError if layers are to be offloaded from a device, or a description of one, without host memory."""
+def check_host_memory(plan: Plan, devices: Sequence[Any], state_memory: StateMemory = "device") -> None:
+    """Raises PlanError if a device, or a description of one, has no host memory and is to use it.
+
+    Args:
+        plan: The plan, which may offload layers.
+        devices: The devices that the plan's numbers index.
+        state_memory: Where master weights and optimizer state are to lie (`OptimizerConfig.state_memory`).
+    """
     for unit in plan.units:
         for stage in range(unit.stage_count):
             offloaded = unit.layer_recompute(stage).count("offload")
-            for number in unit.stage_devices(stage) if offloaded else ():
+            for number in unit.stage_devices(stage) if offloaded or state_memory == "host" else ():
                 kinds = [memory.kind for memory in devices[number].addressable_memories()]
                 if kinds and HOST_MEMORY not in kinds:  # none: a description of devices to compile for
+                    what, instead = (
+                        (f"{offloaded} of {unit.layers[stage]} layers", 'use recompute "selective" or "full"')
+                        if offloaded
+                        else ("master weights", 'set OptimizerConfig.state_memory to "device"')
+                    )
                     raise PlanError(
-                        f"unit {unit.name}: {offloaded} of {unit.layers[stage]} layers of stage {stage} are to be "
-                        f"offloaded, but device {number} ({devices[number].device_kind}) has no memory {HOST_MEMORY}, "
-                        f'only {", ".join(kinds) or "its own"}; use recompute "selective" or "full"'
+                        f"unit {unit.name}: {what} of stage {stage} are to be offloaded, but device {number} "
+                        f"({devices[number].device_kind}) has no memory {HOST_MEMORY}, "
+                        f"only {', '.join(kinds) or 'its own'}; {instead}"
                     )
 
 

@@ -36,6 +36,6 @@ class EngineSettings:
     @property
     def of_programs(self) -> "EngineSettings":
         """The settings on which compiled programs depend; settings that they take as arguments have their defaults."""
-        optimizer = OptimizerConfig(algorithm=self.optimizer.algorithm)
+        optimizer = OptimizerConfig(algorithm=self.optimizer.algorithm, state_memory=self.optimizer.state_memory)
         defaults = EngineSettings()
         return dataclasses.replace(self, optimizer=optimizer, steps=defaults.steps, seed=defaults.seed)

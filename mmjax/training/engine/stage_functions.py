@@ -28,7 +28,7 @@ from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
 from sharding.plans.resolved.stage_axes import row_reshard
 from sharding.runtime.stages.definition import StageOutput
-from sharding.runtime.stages.residuals import HOST_MEMORY
+from sharding.runtime.stages.host_memory import HOST_MEMORY
 from sharding.runtime.stages.weight_specs import is_partition_spec
 from sharding.specs.layers.layer import RecomputePolicy
 from sharding.trees import Tree, get_leaf, set_leaf

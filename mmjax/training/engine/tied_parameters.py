@@ -68,8 +68,8 @@ def make_tied_parameter(
     borrower_sharding = NamedSharding(borrower.mesh, get_leaf(borrower.compute_specs[borrower_key], borrower_path))
     gradient = get_leaf(owner.layer_stacks[owner_key].shapes, owner_path)
     gradient_sharding = NamedSharding(borrower.mesh, borrower.tied_gradient_specs[borrower_key][borrower_path])
-    (owner_layer,) = owner.shardings[owner_key]
-    master_sharding = get_leaf(owner.shardings[owner_key][owner_layer], owner_path)
+    (owner_layer,) = owner.gradient_shardings[owner_key]
+    summed_sharding = get_leaf(owner.gradient_shardings[owner_key][owner_layer], owner_path)
     return TiedParameter(
         owner=parameter.owner,
         borrower=parameter.borrower,
@@ -77,5 +77,5 @@ def make_tied_parameter(
         borrower_path=parameter.borrower_path,
         owner_layer=owner_layer,
         weight_hop=make_hop(owner_sharding, borrower_sharding, weight.shape, weight.dtype, transport),
-        gradient_hop=make_hop(gradient_sharding, master_sharding, gradient.shape, np.dtype(np.float32), transport),
+        gradient_hop=make_hop(gradient_sharding, summed_sharding, gradient.shape, np.dtype(np.float32), transport),
     )

@@ -149,13 +149,14 @@ def verify_layouts(config: ModelConfig, layouts: Sequence[NamedLayout], referenc
             use_attention_implementation(layout.attention) if layout.attention else contextlib.nullcontext()
         )
         with jax.default_matmul_precision(MATMUL_PRECISION), implementation:
+            reference_of = reference.with_optimizer(config, layout.optimizer(reference.settings.optimizer))
             settings = dataclasses.replace(
-                reference.settings, transport=layout.transport or reference.settings.transport
+                reference_of.settings, transport=layout.transport or reference.settings.transport
             )
             model = dataclasses.replace(config, dtype=layout.dtype)
             engine = _make_engine(model, layout, reference, settings) if _takes_part(layout.plan) else None
             prepare_processes(engine)
-            modules = compare_with_reference(engine, reference, layout.dtype)
+            modules = compare_with_reference(engine, reference_of, layout.dtype)
         yield _share_report(LayoutReport(layout.name, modules))
 
 

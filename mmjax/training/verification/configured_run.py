@@ -62,7 +62,7 @@ def layouts_to_verify(
             refused[name] = str(error)
     for layout in layouts:
         try:
-            check_host_memory(layout.plan, jax.devices())
+            check_host_memory(layout.plan, jax.devices(), layout.state_memory or "device")
         except PlanError as error:
             refused[layout.name] = str(error)
     layouts = [layout for layout in layouts if layout.name not in refused]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sharding.trees import Tree
@@ -110,14 +111,21 @@ def change_error(before: np.ndarray, after: np.ndarray | None, expected: np.ndar
 
 
 def state_error(state: np.ndarray | None, expected: np.ndarray) -> float:
-    """Computes the error `norm(s - e) / norm(e)` of a leaf of the optimizer state; whole numbers must be equal."""
+    """Computes the error `norm(s - e) / norm(e)` of a leaf of the optimizer state; whole numbers must be equal.
+
+    Of numbers in bfloat16 some may be the neighbour of the expected one: those that were rounded from numbers of which
+    rounding errors decide to which side they go, one in a hundred at most.
+    """
     if state is None or state.shape != expected.shape:
         return LARGEST_ERROR
     if np.issubdtype(expected.dtype, np.integer):
         return 0.0 if np.array_equal(state, expected) else LARGEST_ERROR
     right = expected.astype(np.float64)
+    difference = np.abs(state.astype(np.float64) - right)
+    if expected.dtype == jnp.bfloat16 and np.count_nonzero(difference) <= 1 + difference.size / 100:
+        difference = np.maximum(difference - float(jnp.finfo(jnp.bfloat16).eps) * np.abs(right), 0.0)
     norm = max(float(np.linalg.norm(right)), float(np.finfo(np.float32).tiny))
-    return _finite(float(np.linalg.norm(state.astype(np.float64) - right)) / norm)
+    return _finite(float(np.linalg.norm(difference)) / norm)
 
 
 def global_norm(gradients: Tree) -> float:

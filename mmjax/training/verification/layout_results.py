@@ -195,16 +195,21 @@ def _leaves_of_stages(trees: dict[tuple[str, int], Tree]) -> Iterator[tuple[Name
 
 
 def _place_state(engine: Engine, inputs: StepInputs) -> TrainState:
-    def place(leaves: Leaves, shardings: Tree) -> Tree:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, sharding: place_host_array(leaves[_stage_leaf_name(path)], sharding), shardings
-        )
+    """Places the inputs as the engine has its state; moments of another type are converted."""
+
+    def place(leaves: Leaves, abstract: Tree) -> Tree:
+        def place_leaf(path: tuple[Any, ...], array: jax.ShapeDtypeStruct) -> jax.Array:
+            values = leaves[_stage_leaf_name(path)].astype(array.dtype)
+            assert array.sharding is not None
+            return place_host_array(values, array.sharding)
+
+        return jax.tree_util.tree_map_with_path(place_leaf, abstract)
 
     masters, optimizer_state = {}, {}
     for stage_id, stage in engine.local_stages.items():
-        masters[stage_id] = place(inputs.parameters, stage.master_weights.shardings)
+        masters[stage_id] = place(inputs.parameters, stage.master_weights.abstract_weights())
         if stage.trained_keys:
-            optimizer_state[stage_id] = place(inputs.optimizer_state, engine.optimizer_shardings(stage_id))
+            optimizer_state[stage_id] = place(inputs.optimizer_state, engine.abstract_optimizer_state(stage_id))
     return TrainState(masters, optimizer_state, engine.executor.global_reduction.initial_flag())
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.architectures import ModelConfig
+from configs.optimizer import OptimizerConfig
 from data.data_config import DataConfig
 from data.packing.batch_iterator import BatchIterator
 from data.packing.batch_spec import BatchSpec
@@ -129,6 +130,15 @@ class Reference:
     rounding: Mapping[str, RoundingErrors]
     settings: EngineSettings
     optimizer: ReferenceOptimizer
+
+    def with_optimizer(self, config: ModelConfig, optimizer: OptimizerConfig) -> "Reference":
+        """The same steps updated by another optimizer, whose state differs in types and places alone."""
+        if optimizer == self.settings.optimizer:
+            return self
+        settings = dataclasses.replace(self.settings, optimizer=optimizer)
+        same_types = optimizer.algorithm == self.settings.optimizer.algorithm
+        on_one_device = self.optimizer if same_types else ReferenceOptimizer(config, settings)
+        return dataclasses.replace(self, settings=settings, optimizer=on_one_device)
 
     @property
     def batch_spec(self) -> BatchSpec:

@@ -64,10 +64,13 @@ class ReferenceOptimizer:
 
         Args:
             parameters: Parameters of all pieces.
-            state: Optimizer state of the pieces that train.
+            state: Optimizer state of the pieces that train; moments of another type are converted.
             gradients: Gradients of the pieces that train.
             max_norm: Global norm to which gradients are clipped.
         """
+        kept = {module: {piece: parameters[module][piece] for piece in pieces} for module, pieces in state.items()}
+        stored = jax.eval_shape(self.initial_state, kept)
+        state = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), state, stored)
         with jax.numpy_dtype_promotion("standard"):  # optax computes float ** integer
             clip: Any = optax.clip_by_global_norm(max_norm)
             clipped, _ = clip.update(gradients, clip.init(gradients))
@@ -82,6 +85,7 @@ class ReferenceOptimizer:
                             state[module][piece][layer],
                             parameters[module][piece][layer],
                             self._hyperparameters[f"{module}/{piece}"],
+                            f"{module}/{piece}/{layer}",
                         )
                         for layer, tree in layers.items()
                     }

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -94,7 +95,7 @@ def _with_invalid(values: np.ndarray) -> np.ndarray:
 
 
 def _invalid(dtype: np.dtype) -> np.ndarray:
-    return np.array(np.nan if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).min, dtype)
+    return np.array(np.nan if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min, dtype)
 
 
 # ---------------------------------------------------------------------- messages between processes
@@ -103,7 +104,7 @@ def _invalid(dtype: np.dtype) -> np.ndarray:
 def encode_parts(parts: Iterable[ArrayBox]) -> bytes:
     """Serialises boxes to one message: the length of a JSON header, the header, and all values."""
     parts = list(parts)
-    header = [[part.name, part.shape, part.starts, part.values.shape, part.values.dtype.str] for part in parts]
+    header = [[part.name, part.shape, part.starts, part.values.shape, part.values.dtype.name] for part in parts]
     encoded = json.dumps(header).encode()
     values = (np.ascontiguousarray(part.values).tobytes() for part in parts)
     return b"".join([len(encoded).to_bytes(_HEADER_LENGTH, "little"), encoded, *values])
@@ -114,7 +115,7 @@ def decode_parts(message: bytes) -> Iterator[ArrayBox]:
     offset = _HEADER_LENGTH + int.from_bytes(message[:_HEADER_LENGTH], "little")
     for name, shape, starts, box_shape, dtype in json.loads(message[_HEADER_LENGTH:offset]):
         count = int(np.prod(box_shape, dtype=int))
-        values = np.frombuffer(message, dtype, count, offset).reshape(box_shape)
+        values = np.frombuffer(message, jnp.dtype(dtype), count, offset).reshape(box_shape)
         offset += values.nbytes
         yield ArrayBox(tuple(name), tuple(shape), tuple(starts), values)
 

@@ -1,4 +1,8 @@
-"""Seconds of the ops that a stage runs once a step: gather, reduction, update."""
+"""Seconds of the ops that a stage runs once a step: gather, reduction, update.
+
+Where master weights and moments lie in the host's memory, the gather loads the master weights, and the update loads
+both and stores them. One transfer follows the other, and nothing else runs meanwhile.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -8,6 +12,7 @@ from jaxtyping import Float
 
 from sharding.costs.cost_model import CostModel, LayerParallelism
 from sharding.costs.node_placement import NodePlacement
+from sharding.costs.optimizer_memory import MASTER_BYTES
 from sharding.costs.stages.stage_parameters import LayersOfStage, module_parameters
 
 
@@ -44,6 +49,13 @@ def once_per_step(
         update += _total_seconds(
             lambda size, placement: costs.optimizer_update(size / placement.ranks, placement.ranks), trained, same
         )
+        if costs.optimizer.on_host:
+            held, updated = (
+                sum(size / placement.ranks for size, placement in zip(sizes.tolist(), same, strict=True))
+                for sizes in (parameters, trained)
+            )
+            gather += float(costs.host_transfer(MASTER_BYTES * held))
+            update += 2 * float(costs.host_transfer(costs.optimizer.state_bytes(updated, updated)))
     return OncePerStep(gather, reduce, update)
 
 

@@ -193,17 +193,18 @@ class _PlanCosts(PlanLayers):
         sums, needs = self._layer_sums(layers, unit, number)
         once = self._once_per_step(unit, number, layers)
         growth = self._largest_over_needed(unit)
+        *state, on_host = self._state_bytes(layers, unit)
         static = StaticBytes(
-            *self._state_bytes(layers, unit),
+            *state,
             gathered=growth * needs.bytes_[0],
-            workspace=growth * needs.bytes_[1],
+            workspace=max(growth * needs.bytes_[1], self._loaded_bytes(layers, unit)),
             reserved=(growth - 1) * float(sums["saved_bytes"].max()),
         )
         wgrad = self._wgrad(layers, unit) if splits_backward else None
         sharded = needs.sharded if unit.parallelism.fsdp > 1 else None
         passes = ("forward", "backward") if any(of.gradients for of in layers) else ("forward",)
         sums = sums | {name: np.maximum(sums[name], self._costs.effects.dispatch) for name in passes}
-        return StageCosts(**sums, **once._asdict(), static=static, wgrad=wgrad, sharded=sharded)
+        return StageCosts(**sums, **once._asdict(), static=static, host_bytes=on_host, wgrad=wgrad, sharded=sharded)
 
     def _wgrad(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> WgradCosts:
         # What is waited for, such as the weights of fully sharded layers, counts for the backward.
@@ -222,12 +223,11 @@ class _PlanCosts(PlanLayers):
         activations = activation_bytes(layers.chunk, self.hops.replica_loads(module, unit.parallelism.dp), self._costs)
         held = (layers.rank, (*layers.before, *layers.behind))
         once = np.sum([self._once_per_step(unit, 0, held_layers) for held_layers in held], axis=0)
-        weights, gradients, optimizer = map(
-            sum, zip(*(self._state_bytes(held_layers, unit) for held_layers in held), strict=True)
-        )
+        *state, on_host = map(sum, zip(*(self._state_bytes(held_layers, unit) for held_layers in held), strict=True))
         around = float((before["saved_bytes"] + behind["saved_bytes"]).max())
         needs = (chunk_needs, before_needs, behind_needs)
         gathered, workspace = max((part_needs.bytes_ for part_needs in needs), key=sum)  # one of them runs at a time
+        workspace = max(workspace, *(self._loaded_bytes(held_layers, unit) for held_layers in held))
         sharded = before_needs.sharded.plus(behind_needs.sharded, *[chunk_needs.sharded] * unit.parallelism.chunks)
         return StageCosts(
             **lockstep_sums(
@@ -236,21 +236,25 @@ class _PlanCosts(PlanLayers):
                 training_order(layers, unit, self._graph),
             ),
             **OncePerStep(*once.tolist())._asdict(),
-            static=StaticBytes(weights, gradients, optimizer, gathered, workspace, reserved=around),
+            static=StaticBytes(*state, gathered=gathered, workspace=workspace, reserved=around),
+            host_bytes=on_host,
             sharded=sharded if unit.parallelism.fsdp > 1 else None,
         )
 
-    def _state_bytes(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> tuple[float, float, float]:
-        """Bytes of weights, gradients and optimizer state on a device."""
+    def _state_bytes(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> list[float]:
+        """Bytes of weights, gradients and optimizer state on a device, and of the last on its host (`TrainState`)."""
         states = [
             train_state(*parameters, self._costs)
             for parameters in module_parameters(layers, unit.parallelism.pipeline_replicas)
         ]
-        return (
-            float(sum(np.sum(state.weights) for state in states)),
-            float(sum(np.sum(state.gradients) for state in states)),
-            float(sum(np.sum(state.optimizer) for state in states)),
-        )
+        return [float(sum(map(np.sum, kind))) for kind in zip(*states, strict=True)]
+
+    def _loaded_bytes(self, layers: tuple[LayersOfStage, ...], unit: UnitPlan) -> float:
+        """Bytes of optimizer state that an update has loaded from the host at a time: a layer's, old and new."""
+        if not self._costs.optimizer.on_host:
+            return 0.0
+        trained = (run._replace(count=1) for run in layers if "wgrad" in run.gradients)
+        return 2 * max((self._state_bytes((run,), unit)[-1] for run in trained), default=0.0)
 
     def recomputed(self) -> RecomputedFlops:
         """Forward FLOPs that the backwards of all stages compute again."""

@@ -176,7 +176,7 @@ class _Search:
                 needs[unit.name][policy] = PolicyNeeds(
                     seconds=float((costs.forward + costs.backward).max(axis=1).sum()),
                     device_bytes=float(costs.saved_bytes.max()),
-                    host_bytes=float(costs.offloaded_bytes.max()),
+                    host_bytes=float(costs.offloaded_bytes.max()) + costs.host_bytes,
                     static_bytes=sum(costs.static),
                 )
         return needs

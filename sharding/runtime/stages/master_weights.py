@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 from sharding.axes import Axes
 from sharding.plans.resolved.stage_graph import StageId
 from sharding.runtime.stages.definition import module_of
+from sharding.runtime.stages.host_memory import is_on_host, load, on_host
 from sharding.runtime.stages.named_programs import named_jit
 from sharding.runtime.stages.weight_specs import (
     Split,
@@ -66,9 +67,11 @@ class StageMasterWeights:
         axes: By module, what its axes are for.
         dtype: Precision of the compute weights.
         stage_id: The stage.
+        in_host_memory: Whether master weights lie in the memory of the devices' hosts, from which `gather` reads them.
 
     Attributes:
         shardings: Shardings of all master weights: `{key: {layer: {...}}}`.
+        gradient_shardings: Shardings of all reduced gradients, which are divided likewise and lie on the devices.
         compute_specs: Specs of all compute weights, tied ones included: `{key: {...}}`.
         compute_shapes: Shape, padding included, and precision of all compute weights, tied ones included.
         tied_gradient_specs: By key and path, specs of the reduced gradients of tied weights, which have no padding.
@@ -82,16 +85,18 @@ class StageMasterWeights:
         axes: Mapping[str, Axes],
         dtype: Any,
         stage_id: StageId,
+        in_host_memory: bool = False,
     ) -> None:
         self.layer_stacks, self.mesh, self.axes, self.dtype, self.stage_id = layer_stacks, mesh, axes, dtype, stage_id
         axes_of = self._axes_of = {
             key: axes[module_of(key)] if stack.stacked else axes[module_of(key)].around_stack
             for key, stack in layer_stacks.items()
         }
-        self.shardings = {
+        self.gradient_shardings = {
             key: dict.fromkeys(stack.layers, self._master_shardings(stack, axes_of[key]))
             for key, stack in layer_stacks.items()
         }
+        self.shardings = on_host(self.gradient_shardings) if in_host_memory else self.gradient_shardings
         own_specs = {key: self._own_compute_specs(stack, axes_of[key]) for key, stack in layer_stacks.items()}
         own_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), own_specs, is_leaf=is_partition_spec)
         self.gather = named_jit(self._stack_layers, stage_id, "gather", out_shardings=own_shardings)
@@ -113,8 +118,14 @@ class StageMasterWeights:
         return jax.tree.map(sharding, stack.shapes, stack.splits)
 
     def abstract_weights(self) -> Tree:
-        """Shapes and shardings of all master weights, `{key: {layer: {...}}}`; reduced gradients have the same."""
+        """Shapes and shardings of all master weights: `{key: {layer: {...}}}`."""
+        return self._abstract(self.shardings)
 
+    def abstract_gradients(self) -> Tree:
+        """Shapes and shardings of all reduced gradients: `{key: {layer: {...}}}`."""
+        return self._abstract(self.gradient_shardings)
+
+    def _abstract(self, tree: Tree) -> Tree:
         def abstract(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
@@ -123,7 +134,7 @@ class StageMasterWeights:
                 layer: jax.tree.map(abstract, self.layer_stacks[key].shapes, shardings)
                 for layer, shardings in by_layer.items()
             }
-            for key, by_layer in self.shardings.items()
+            for key, by_layer in tree.items()
         }
 
     def _own_compute_specs(self, stack: LayerStackShapes, axes: Axes) -> Tree:
@@ -145,7 +156,7 @@ class StageMasterWeights:
 
     def _stack_layers(self, masters: Tree) -> Tree:
         """Compute weights: cast, padded, gathered over the data axes, equal layers stacked."""
-        cast = jax.tree.map(lambda leaf: leaf.astype(self.dtype), masters)
+        cast = self._cast(masters)
 
         def stack_one(key: str, stack: LayerStackShapes) -> Tree:
             pad = functools.partial(self._pad, self._axes_of[key])
@@ -156,6 +167,18 @@ class StageMasterWeights:
             return self._exchange_layers(key, stacked, to_pipeline=True)
 
         return {key: stack_one(key, stack) for key, stack in self.layer_stacks.items()}
+
+    def _cast(self, masters: Tree) -> Tree:
+        """Master weights in compute precision; those in the hosts' memory are loaded one after another."""
+        if not is_on_host(self.shardings):
+            return jax.tree.map(lambda leaf: leaf.astype(self.dtype), masters)
+        before: list[jax.Array] = []
+
+        def cast(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+            before[:] = [load(leaf, sharding, after=tuple(before)).astype(self.dtype)]
+            return before[0]
+
+        return jax.tree.map(cast, masters, self.shardings)
 
     def _exchange_layers(self, key: str, stacked: Tree, *, to_pipeline: bool) -> Tree:
         """A stack `[l, ...]` between master weights' layout, whose layers all pipeline ranks divide, and its own.
@@ -215,7 +238,7 @@ class StageMasterWeights:
         """
         shardings = {}
         for key in sorted(trained_keys):
-            by_layer = dict(self.shardings[key])
+            by_layer = dict(self.gradient_shardings[key])
             for path, spec in self.tied_gradient_specs[key].items():
                 (layer,) = by_layer
                 by_layer[layer] = set_leaf(by_layer[layer], path, NamedSharding(self.mesh, spec))

@@ -15,9 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.varying import varying_axes
-
-HOST_MEMORY = "pinned_host"
-"""Kind of memory (`jax.Device.addressable_memories`) of offloaded residuals between forward and backward."""
+from sharding.runtime.stages.host_memory import HOST_MEMORY
 
 LeafSource = Literal["saved", "available", "static"]
 """Where the backward program gets a leaf from: the residuals, its own operands, or the structure itself."""

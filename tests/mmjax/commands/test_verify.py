@@ -152,4 +152,4 @@ def test_a_plan_that_cannot_be_ends_with_2_and_names_the_file(tmp_path, text, cu
 def test_text_that_no_layout_has_in_its_name_is_refused():
     done = call_command("verify", "--gin_file=tiny.gin", "--only=fsdq")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: --only=fsdq: none of the 36 layouts has this in its name, such as ")
+    assert done.stderr.startswith("error: --only=fsdq: none of the 37 layouts has this in its name, such as ")

@@ -12,6 +12,7 @@ from configs.clusters import CLUSTERS, ClusterConfig, Link
 from sharding.costs.analytic import AnalyticCostModel, Efficiency
 from sharding.costs.cost_model import LayerParallelism, ring_seconds, useful_flops
 from sharding.costs.node_placement import NodePlacement
+from sharding.costs.optimizer_memory import OptimizerMemory
 from sharding.expert_transfer import Routing
 from sharding.specs.layers.layer import Kernel, PerLoad, expert_combine, expert_dispatch, expert_matmul, matmul
 from sharding.specs.modules import module_graph
@@ -254,6 +255,8 @@ def test_hops_gathers_reductions_and_updates():
     assert TOY.gather_weights(40.0, NodePlacement.on_one_node(2)) == 0.5 + 2 * 40 / 2 / 10
     assert TOY.reduce_gradients(40.0, NodePlacement(2, 2)) == 1.0 + 4 * 40 / 2 / 2
     assert TOY.optimizer_update(100.0, 2) == 34 * 100 / 50
+    in_bfloat16 = dataclasses.replace(TOY, optimizer=OptimizerMemory(moment_bytes=4))
+    assert in_bfloat16.optimizer_update(100.0, 2) == (34 - 2 * 4) * 100 / 50
     assert TOY.gradient_norm(4) == 0
 
 

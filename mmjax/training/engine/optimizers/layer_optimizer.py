@@ -15,8 +15,9 @@ import numpy as np
 import optax
 from optax import contrib
 
-from configs.optimizer import SGD, Adafactor, AdamW, Algorithm, Lion, Muon
+from configs.optimizer import SGD, Adafactor, AdamW, Algorithm, Lion, MomentDtype, Muon, moment_dtype
 from mmjax.training.engine.optimizers.hyperparameters import Hyperparameters, learning_rate
+from mmjax.training.engine.optimizers.moments import store_moments, widen_moments
 from sharding.trees import Tree
 
 ADAMW_RMS = 0.2
@@ -35,15 +36,36 @@ class LayerOptimizer:
 
     def init(self, parameters: Tree) -> Any:
         """The state before the first update."""
-        return self._transformation(Hyperparameters(*np.zeros(len(Hyperparameters._fields)))).init(parameters)
+        state = self._transformation(Hyperparameters(*np.zeros(len(Hyperparameters._fields)))).init(parameters)
+        return store_moments(state, parameters, self._moment_dtype, 0, "")  # zeros are exact
 
     def update(
-        self, gradients: Tree, state: Any, parameters: Tree, hyperparameters: Hyperparameters
+        self, gradients: Tree, state: Any, parameters: Tree, hyperparameters: Hyperparameters, name: str
     ) -> tuple[Tree, Any]:
-        """Returns the change of the parameters, and the state after it; selection biases change by their own rate."""
+        """Returns the change of the parameters, and the state after it; selection biases change by their own rate.
+
+        Args:
+            gradients: Gradients of the layer, clipped.
+            state: Its state.
+            parameters: Its parameters.
+            hyperparameters: Hyperparameters of its part.
+            name: Path of the layer, `module/piece/layer`, by which the rounding of its moments differs from others'.
+        """
+        updates = state[-1].count  # of the learning rate's schedule
         with jax.numpy_dtype_promotion("standard"):  # optax computes float ** integer
-            changes, state = self._transformation(hyperparameters).update(gradients, state, parameters)
-            return _with_selection_biases(changes, gradients, hyperparameters.selection_bias_rate), state
+            wide = widen_moments(state, parameters)
+            changes, wide = self._transformation(hyperparameters).update(gradients, wide, parameters)
+            changes = _with_selection_biases(changes, gradients, hyperparameters.selection_bias_rate)
+        return changes, store_moments(wide, parameters, self._moment_dtype, updates, name)
+
+    @property
+    def rounds_moments(self) -> bool:
+        """Whether moments are stored in another type than they are computed in."""
+        return self._moment_dtype != "float32"
+
+    @property
+    def _moment_dtype(self) -> MomentDtype:
+        return moment_dtype(self.algorithm)
 
     def _transformation(self, hyperparameters: Hyperparameters) -> optax.GradientTransformation:
         return optax.chain(

@@ -5,7 +5,7 @@ the scale that `sharding/runtime/global_reduction.py` computes of that norm; the
 `layer_optimizer.py`.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from mmjax.training.engine.optimizers.hyperparameters import Hyperparameters
 from mmjax.training.engine.optimizers.layer_optimizer import LayerOptimizer
+from mmjax.training.engine.optimizers.moments import by_path, of_parameter
+from sharding.runtime.stages.host_memory import is_on_host, load, store
 from sharding.runtime.stages.master_weights import StageMasterWeights
 from sharding.trees import Tree
 
@@ -32,14 +34,11 @@ def layer_optimizer_shardings(
     """
     parameters = {
         path: (shape.shape, sharding)
-        for (path, shape), sharding in zip(
-            jax.tree_util.tree_leaves_with_path(shapes), jax.tree.leaves(shardings), strict=True
-        )
+        for (path, shape), sharding in zip(by_path(shapes).items(), jax.tree.leaves(shardings), strict=True)
     }
 
     def sharding_of(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> Any:
-        suffixes = (path[start:] for start in range(len(path)))
-        shape, sharding = next((parameters[suffix] for suffix in suffixes if suffix in parameters), (None, None))
+        shape, sharding = of_parameter(path, parameters) or (None, None)
         return sharding if leaf.shape == shape else scalar_sharding
 
     return jax.tree_util.tree_map_with_path(sharding_of, jax.eval_shape(optimizer.init, shapes))
@@ -77,31 +76,49 @@ def squared_norm_and_losses(gradients: Tree, losses: dict[str, jax.Array]) -> ja
 
 
 def init_stage(optimizer: LayerOptimizer, masters: Tree) -> Tree:
-    """The optimizer state of a stage's trained master weights, `{key: {layer: ...}}`, before the first step."""
-    return {
-        key: {layer: optimizer.init(parameters) for layer, parameters in layers.items()}
-        for key, layers in masters.items()
-    }
+    """The optimizer state of a stage's trained master weights, `{key: {layer: ...}}`, before the first step.
+
+    It depends on their shapes alone, so that none are read from the host's memory.
+    """
+
+    def init(parameters: Tree) -> OptimizerState:
+        return optimizer.init(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), parameters))
+
+    return {key: {layer: init(parameters) for layer, parameters in layers.items()} for key, layers in masters.items()}
 
 
 def make_stage_update(
-    optimizer: LayerOptimizer,
+    optimizer: LayerOptimizer, pieces: Mapping[str, str], shardings: tuple[Tree, Tree]
 ) -> Callable[[Tree, Tree, Tree, jax.Array, jax.Array], tuple[Tree, Tree]]:
     """Makes the update of all trained layers of a stage, each tree `{key: {layer: ...}}`.
 
     If the step was not finite, master weights and optimizer state keep their values; the devices choose, not the host.
+    Layers that lie in the host's memory are loaded one after another, and what they become is stored there. Layers
+    whose moments are rounded are updated one after another too: XLA would fuse the masters of one with those of others,
+    apart from their moments, and so read everything twice.
+
+    Args:
+        optimizer: The optimizer of a layer.
+        pieces: By key, the piece of its layers as `module/piece`.
+        shardings: Shardings of the trained master weights and of the optimizer state, `{key: {layer: ...}}`.
 
     Returns:
         `(masters, optimizer state, gradients, decision, hyperparameters) -> (masters, optimizer state)`, by
         `StepSummary.decision` and a row of `Hyperparameters` for each key, in sorted order.
     """
+    take_turns = optimizer.rounds_moments or is_on_host(shardings)
 
     def update_layer(
-        masters: Tree, state: OptimizerState, gradients: Tree, decision: jax.Array, hyperparameters: Hyperparameters
+        masters: Tree,
+        state: OptimizerState,
+        gradients: Tree,
+        decision: jax.Array,
+        hyperparameters: Hyperparameters,
+        name: str,
     ) -> tuple[Tree, OptimizerState]:
         clip_scale, all_finite = decision[0]
         clipped = jax.tree.map(lambda leaf: leaf * clip_scale, gradients)
-        updates, new_state = optimizer.update(clipped, state, masters, hyperparameters)
+        updates, new_state = optimizer.update(clipped, state, masters, hyperparameters, name)
         new_masters = optax.apply_updates(masters, updates)
         return jax.tree.map(
             lambda new, old: jnp.where(all_finite > 0, new, old), (new_masters, new_state), (masters, state)
@@ -111,16 +128,17 @@ def make_stage_update(
         masters: Tree, states: Tree, gradients: Tree, decision: jax.Array, hyperparameters: jax.Array
     ) -> tuple[Tree, Tree]:
         new_masters, new_states = dict(masters), {}
+        before = ()  # the updated layer before, where layers take turns
         for row, key in zip(hyperparameters, sorted(gradients), strict=True):
-            key_hyperparameters = Hyperparameters(*row)
-            updated = {
-                layer: update_layer(
-                    masters[key][layer], states[key][layer], layer_gradients, decision, key_hyperparameters
+            new_masters[key], new_states[key] = {}, {}
+            for layer, layer_gradients in gradients[key].items():
+                memory = shardings[0][key][layer], shardings[1][key][layer]
+                loaded = load((masters[key][layer], states[key][layer]), memory, after=before)
+                updated = update_layer(
+                    *loaded, layer_gradients, decision, Hyperparameters(*row), f"{pieces[key]}/{layer}"
                 )
-                for layer, layer_gradients in gradients[key].items()
-            }
-            new_masters[key] = {layer: layer_masters for layer, (layer_masters, _) in updated.items()}
-            new_states[key] = {layer: state for layer, (_, state) in updated.items()}
+                new_masters[key][layer], new_states[key][layer] = store(updated, memory)
+                before = updated if take_turns else ()
         return new_masters, new_states
 
     return update

@@ -4,9 +4,11 @@
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
+from configs.optimizer import MomentDtype, OptimizerConfig, StateMemory, moment_dtype, with_moment_dtype
 from mmjax.training.verification.layouts.divided_plans import (
     GlobalRows,
     ModuleDivision,
@@ -31,6 +33,8 @@ class NamedLayout:
         transport: Transport of hops (`sharding.runtime.hops`); empty for the configured transport.
         attention: Implementation of `pallas_kernels.packed_attention`; empty to choose it by shapes and devices.
         dtype: Compute precision.
+        moment_dtype: Type in which moments are stored; None for the configured type.
+        state_memory: Where master weights and moments lie; None for the configured memory.
     """
 
     name: str
@@ -38,6 +42,16 @@ class NamedLayout:
     transport: str = ""
     attention: str = ""
     dtype: str = "float32"
+    moment_dtype: MomentDtype | None = None
+    state_memory: StateMemory | None = None
+
+    def optimizer(self, configured: OptimizerConfig) -> OptimizerConfig:
+        """The configured optimizer with the layout's own settings."""
+        return dataclasses.replace(
+            configured,
+            algorithm=with_moment_dtype(configured.algorithm, self.moment_dtype or moment_dtype(configured.algorithm)),
+            state_memory=self.state_memory or configured.state_memory,
+        )
 
     def across_processes(self) -> "NamedLayout":
         """Returns the layout for a run of several processes, between which `device_put` cannot send."""
@@ -146,6 +160,20 @@ def in_one_unit(
             yield lambda m=m, name=f"{words}, first stage {first} layers": NamedLayout(
                 name, plan_with_chain(graph, chain, division, first, m, schedule, tensor_ranks)
             )
+
+    return alternatives
+
+
+def with_optimizer(kind: LayoutKind, moment_dtype: MomentDtype, state_memory: StateMemory) -> LayoutKind:
+    """Makes the layouts of a kind, with moments of a type and optimizer state in a memory."""
+
+    def alternatives(graph: ModuleGraph, rows: GlobalRows) -> Alternatives:
+        def make(without: Callable[[], NamedLayout]) -> NamedLayout:
+            layout = without()
+            name = f"{layout.name}, moments in {moment_dtype} on the {state_memory}"
+            return dataclasses.replace(layout, name=name, moment_dtype=moment_dtype, state_memory=state_memory)
+
+        return (functools.partial(make, without) for without in kind(graph, rows))
 
     return alternatives
 

@@ -12,6 +12,7 @@ from mmjax.training.verification.layouts.layout_kinds import (
     either,
     in_one_unit,
     one_device,
+    with_optimizer,
 )
 from sharding.specs.layers.layer import RecomputePolicy
 
@@ -151,6 +152,15 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
     ),
     "shared devices": each_its_own(
         (divided(dp=2), divided(pp=2), divided(tp=2)), (divided(dp=2), UNDIVIDED, divided(dp=2)), together=True
+    ),
+    "optimizer state on the hosts, moments in bfloat16": with_optimizer(
+        each_its_own(
+            (divided(dp=2), divided(dp=2, tp=2, pp=2), UNDIVIDED),
+            (divided(dp=2), divided(tp=2), UNDIVIDED),
+            together=True,
+        ),
+        "bfloat16",
+        "host",
     ),
     "beside the backbone in its idle time": each_its_own(
         (divided(tp=2, pp=2), divided(tp=2, pp=2), UNDIVIDED),

@@ -311,6 +311,26 @@ def test_the_state_of_another_algorithm_is_restored_on_another_plan(tmp_path, al
     runs.assert_same(*(runs.assembled(runs.local_arrays(engine_state)) for engine_state in (restored, state)))
 
 
+@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_moments_are_converted_to_the_type_of_the_run_and_that_is_said(tmp_path, caplog, dtypes):
+    engines = []
+    for dtype in dtypes:
+        optimizer = OptimizerConfig(algorithm=AdamW(moment_dtype=dtype), warmup_steps=0)
+        settings = dataclasses.replace(runs.SETTINGS, optimizer=optimizer)
+        engines.append(Engine(runs.MODEL, runs.PLANS["one"], tiny_batch(runs.MODEL), settings))
+    state, _ = runs.run(engines[0], engines[0].initial_state(), [0])
+    checkpoints = CheckpointManager(tmp_path, runs.MODEL)
+    checkpoints.save(1, engines[0], state, {})
+    restored, _, _ = checkpoints.restore(engines[1])
+    checkpoints.close()
+    assert f"moments are converted from {dtypes[0]} to {dtypes[1]}" in caplog.text
+    found, saved_arrays = (runs.assembled(runs.local_arrays(each)) for each in (restored, state))
+    moments = [name for name in found if ".mu" in name or ".nu" in name]
+    assert {found[name].dtype.name for name in moments} == {dtypes[1]}
+    for name in found:
+        np.testing.assert_array_equal(found[name], saved_arrays[name].astype(found[name].dtype), err_msg=name)
+
+
 def test_a_directory_in_use_is_refused_without_resume(saved):
     with pytest.raises(
         UserError, match="newest of step 4; add --resume to continue from it, or choose another workdir"

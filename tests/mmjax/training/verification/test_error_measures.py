@@ -1,5 +1,6 @@
 """The measure of differences, by hand."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -64,5 +65,15 @@ def test_optimizer_states_are_compared_relatively_and_counts_exactly():
     assert state_error(np.full(4, 1e-12, np.float32), np.full(4, 2e-12, np.float32)) == pytest.approx(0.5)
     assert state_error(np.array(3), np.array(3)) == 0 and state_error(np.array(4), np.array(3)) == LARGEST_ERROR
     assert state_error(np.zeros(2, np.float32), np.zeros(2, np.float32)) == 0
+
+
+def test_few_numbers_in_bfloat16_may_be_rounded_to_the_other_neighbour():
+    expected = np.ones(256, jnp.bfloat16)
+    few, many, far = expected.copy(), expected.copy(), expected.copy()
+    few[:3] = many[:4] = 1 + 2.0**-7
+    far[0] = 1 + 2.0**-5
+    assert state_error(few, expected) == 0
+    assert state_error(many, expected) == pytest.approx(2.0**-7 * 2 / 16)
+    assert state_error(far, expected) == pytest.approx((2.0**-5 - 2.0**-7) / 16)
     for missing in (None, np.zeros(3, np.float32), np.full(2, np.nan, np.float32)):
         assert state_error(missing, np.ones(2, np.float32)) == LARGEST_ERROR

@@ -149,7 +149,7 @@ def test_weight_decay_alone_shrinks_matrices_and_leaves_vectors(algorithm):
     optimizer = LayerOptimizer(algorithm)
     layer = {"kernel": jnp.ones((2, 2)), "scale": jnp.ones(2), "down_bias": jnp.ones((2, 2))}
     zeros, hyperparameters = jax.tree.map(jnp.zeros_like, layer), make_hyperparameters(config, 10)
-    changes, _ = optimizer.update(zeros, optimizer.init(layer), layer, hyperparameters)
+    changes, _ = optimizer.update(zeros, optimizer.init(layer), layer, hyperparameters, "")
     np.testing.assert_allclose(changes["kernel"], np.full((2, 2), -0.05), rtol=1e-5)
     np.testing.assert_array_equal(changes["scale"], np.zeros(2))
     np.testing.assert_array_equal(changes["down_bias"], np.zeros((2, 2)))
@@ -163,7 +163,7 @@ def test_selection_biases_change_by_their_rate_against_the_excess_load(algorithm
     excess = {"kernel": jnp.ones((2, 2)), "selection_bias": 1e-9 * jnp.asarray([3.0, -0.5, 1e-5, -2.5])}
     state = optimizer.init(layer)
     for _ in range(2):
-        changes, state = optimizer.update(excess, state, layer, hyperparameters)
+        changes, state = optimizer.update(excess, state, layer, hyperparameters, "")
         np.testing.assert_array_equal(changes["selection_bias"], [-0.25, 0.25, 0.0, 0.25])
 
 
@@ -209,6 +209,8 @@ def test_the_warmup_is_a_share_of_any_run_and_is_refused_where_it_is_all_of_it()
         (lambda: SGD(momentum=1.0), "SGD.momentum is 1.0"),
         (lambda: Adafactor(clipping_threshold=0.0), "clipping_threshold is 0.0"),
         (lambda: Muon(iterations=0), "Muon.iterations is 0"),
+        (lambda: AdamW(moment_dtype="int8"), r"AdamW.moment_dtype is 'int8'.*float32.*bfloat16"),  # pyright: ignore[reportArgumentType]
+        (lambda: OptimizerConfig(state_memory="disk"), r"OptimizerConfig.state_memory is 'disk'.*device.*host"),  # pyright: ignore[reportArgumentType]
         (lambda: CosineDecay(2.0), "CosineDecay.final_fraction is 2.0"),
         (lambda: InverseSquareRootDecay(0.0), "timescale is 0.0"),
     ],
