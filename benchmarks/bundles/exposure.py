@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.bundles.colocated_stages import Kind, Unit, compile_call, op_calls
-from benchmarks.h100_schedule.overlap import Collective, executions, find_collectives, find_matmuls
 from benchmarks.h100_schedule.report import GEMMS, H100, MIB, seconds_at_peak
-from benchmarks.h100_schedule.scheduled_hlo import ScheduledProgram, parse_scheduled_hlo
+from mmjax.training.dry_run.overlap import Collective, executions, find_collectives, find_matmuls
+from mmjax.training.dry_run.scheduled_hlo import ScheduledProgram, parse_scheduled_hlo
 from sharding.runtime.stages.bundles import BundledPrograms
 
 

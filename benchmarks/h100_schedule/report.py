@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.h100_schedule.compilation import CUBLAS, CompiledProgram, compile_for_h100
-from benchmarks.h100_schedule.overlap import Collective, Matmul, find_collectives, find_matmuls
 from benchmarks.h100_schedule.programs import ProgramCase, build_program
 from configs.clusters import CLUSTERS
+from mmjax.training.dry_run.overlap import Collective, Matmul, find_collectives, find_matmuls
 
 GEMMS = {"XLA": {}, "cuBLAS": CUBLAS}
 """Compiler options by who computes the matmuls: XLA's own kernels, its choice where it cannot try, or cuBLAS."""

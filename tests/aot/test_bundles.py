@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.bundles.exposure import CASES, exposure_alone, exposure_in_bundle
-from benchmarks.h100_schedule.compilation import missing_plugin
 from benchmarks.h100_schedule.report import GEMMS
+from mmjax.training.dry_run.targets import missing_plugin
 
 pytestmark = [pytest.mark.aot, pytest.mark.skipif(bool(missing_plugin()), reason=missing_plugin())]
 

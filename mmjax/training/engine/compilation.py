@@ -3,10 +3,20 @@
 The training loop calls it before its first step and `TrainingRun.evaluate` before the first evaluation.
 """
 
+import functools
+from typing import Any
+
 import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.optimizers.layer_optimizer import LayerOptimizer
+from mmjax.training.engine.optimizers.optimizer import init_stage, stage_optimizer_shardings
+from mmjax.training.engine.placement import PlacedStage
 from sharding.plans.resolved.stage_graph import StageId
+from sharding.runtime.pipeline import ExecutableStage
 from sharding.runtime.stages.compilation import (
     CompilationCallback,
     ProgramCall,
@@ -57,22 +67,57 @@ def compile_evaluation(engine: Engine, callback: CompilationCallback) -> None:
 
 
 def _once_per_step(engine: Engine, stage_id: StageId, losses: Tree, gradients: Tree | None) -> list[ProgramCall]:
-    """Returns the program calls of a stage that run once in each step, whatever the number of microbatches."""
-    stage, masters = engine.executor.stages[stage_id], engine.stages[stage_id].master_weights.abstract_weights()
-    trained = {key: masters[key] for key in sorted(engine.stages[stage_id].trained_keys)}
-    calls = [ProgramCall(stage.gather, (masters,)), ProgramCall(stage.loss_and_norm, (trained, losses))]
+    """Returns the program calls of a stage that run once in each step, and the one that makes its optimizer state."""
+    stage, placed = engine.executor.stages[stage_id], engine.stages[stage_id]
+    hyperparameters = engine.executor.hyperparameters.by_stage.get(stage_id)
+    calls = once_per_step_calls(placed, stage, engine.optimizer, hyperparameters, losses, gradients)
     if stage.reduce is not None:
-        init = engine.optimizer_init[stage_id]
-        states = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            jax.eval_shape(init, trained),
-            engine.optimizer_shardings(stage_id),
-        )
-        decision = engine.executor.global_reduction.abstract_decision(stage_id)
-        hyperparameters = engine.executor.hyperparameters.by_stage[stage_id]
+        calls.append(ProgramCall(engine.optimizer_init[stage_id], (abstract_trained_masters(placed),)))
+    return calls
+
+
+def once_per_step_calls(
+    placed: PlacedStage,
+    stage: ExecutableStage,
+    optimizer: LayerOptimizer,
+    hyperparameters: Any,
+    losses: Tree,
+    gradients: Tree | None,
+) -> list[ProgramCall]:
+    """Returns the program calls of a stage that run once in each step, whatever the number of microbatches.
+
+    Args:
+        placed: The stage.
+        stage: Its programs.
+        optimizer: The optimizer of a layer.
+        hyperparameters: The last argument of its update; None where nothing trains.
+        losses, gradients: Abstract losses and unreduced gradients of all pipeline replicas.
+    """
+    trained = abstract_trained_masters(placed)
+    calls = [
+        ProgramCall(stage.gather, (placed.master_weights.abstract_weights(),)),
+        ProgramCall(stage.loss_and_norm, (trained, losses)),
+    ]
+    if stage.reduce is not None:
+        states = abstract_optimizer_state(placed, optimizer)
+        decision = jax.ShapeDtypeStruct((1, 2), jnp.float32, sharding=NamedSharding(placed.mesh, P()))
         calls += [
             ProgramCall(stage.reduce, (gradients,)),
             ProgramCall(stage.update, (trained, states, trained, decision, hyperparameters)),
-            ProgramCall(init, (trained,)),
         ]
     return calls
+
+
+def abstract_trained_masters(placed: PlacedStage) -> Tree:
+    """Shapes, types and shardings of the master weights of a stage that train, which its reduced gradients have too."""
+    masters = placed.master_weights.abstract_weights()
+    return {key: masters[key] for key in sorted(placed.trained_keys)}
+
+
+def abstract_optimizer_state(placed: PlacedStage, optimizer: LayerOptimizer) -> Tree:
+    """Shapes, types and shardings of the optimizer state of a stage."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        jax.eval_shape(functools.partial(init_stage, optimizer), abstract_trained_masters(placed)),
+        stage_optimizer_shardings(optimizer, placed.master_weights, placed.trained_keys),
+    )

@@ -8,7 +8,7 @@ import dataclasses
 import math
 import re
 
-from benchmarks.h100_schedule.scheduled_hlo import (
+from mmjax.training.dry_run.scheduled_hlo import (
     Computation,
     Instruction,
     ScheduledProgram,

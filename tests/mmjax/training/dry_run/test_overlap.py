@@ -1,7 +1,7 @@
 import pytest
 
-from benchmarks.h100_schedule.overlap import executions, find_collectives, find_matmuls
-from benchmarks.h100_schedule.scheduled_hlo import parse_scheduled_hlo
+from mmjax.training.dry_run.overlap import executions, find_collectives, find_matmuls
+from mmjax.training.dry_run.scheduled_hlo import parse_scheduled_hlo
 
 COMPUTATIONS = """HloModule jit_f, is_scheduled=true
 

@@ -1,0 +1,146 @@
+"""One program compiled for described devices: what XLA says of its memory, its matmuls and its collectives."""
+
+import collections
+import contextlib
+import dataclasses
+import pathlib
+import re
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from configs.common.errors import UserError
+from mmjax.training.dry_run.overlap import Collective, executions, find_collectives, find_matmuls
+from mmjax.training.dry_run.scheduled_hlo import parse_scheduled_hlo
+from pallas_kernels.packed_attention import use_attention_implementation
+from sharding.runtime.stages.compilation import ProgramCall
+
+ATTENTION = "cudnn"
+"""Implementation of attention that GPUs have; the default device, by which it is chosen in a run, is none here."""
+
+_HOME = pathlib.Path(__file__).resolve().parents[3]
+_PACKAGES = ("configs", "data", "mmjax", "pallas_kernels", "sharding")
+_OPERATION = re.compile(r'op_name="([^"]+)"')
+_SOURCE = re.compile(r'source_file="([^"]+)"\s+source_line=(\d+)')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProgramFigures:
+    """What XLA says of a program on one device, for one call.
+
+    Attributes:
+        compile_seconds: Seconds in which it was traced, lowered and compiled.
+        output_bytes: Bytes of its results that are no donated arguments.
+        host_bytes: Bytes of its results in host memory.
+        temporary_bytes: Bytes that it needs in addition to arguments and results.
+        flops: Floating-point operations of its matmuls with every iteration of its loops. Attention kernels, of which a
+            program says no shapes, are left out.
+        collectives: Its collectives in the order of issue, each with how many times it runs.
+    """
+
+    compile_seconds: float
+    output_bytes: int
+    host_bytes: int
+    temporary_bytes: int
+    flops: int
+    collectives: tuple[tuple[Collective, int], ...]
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Bytes of all collectives."""
+        return sum(times * collective.size for collective, times in self.collectives)
+
+    @property
+    def exposed_bytes(self) -> int:
+        """Bytes of the collectives beside which no matmul runs."""
+        return sum(times * collective.size for collective, times in self.collectives if not collective.hidden)
+
+    @property
+    def synchronous_bytes(self) -> int:
+        """Bytes of the collectives that XLA waits for at their start."""
+        return sum(times * collective.size for collective, times in self.collectives if collective.synchronous)
+
+
+@contextlib.contextmanager
+def attention_of_gpus() -> Iterator[None]:
+    """Traces and lowers what is inside with the attention that GPUs have."""
+    # jax's own attention adds a float32 mask to bfloat16.
+    with use_attention_implementation(ATTENTION), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def compile_program(call: ProgramCall, target: str) -> ProgramFigures:
+    """Compiles a program for described devices and reads what XLA says of it.
+
+    Args:
+        call: The program and its abstract arguments.
+        target: Name of the target, for messages.
+
+    Raises:
+        UserError: It does not compile; the message names it, and its operation and source where the error has them.
+    """
+    start = time.perf_counter()
+    try:
+        with attention_of_gpus():
+            compiled = call.program.lower(*call.arguments).compile()
+    except Exception as error:
+        raise UserError(f"{call.program.__name__} does not compile for {target}: {_in_words(error)}") from error
+    return read_program(compiled, time.perf_counter() - start)
+
+
+def read_program(compiled: Any, compile_seconds: float = 0.0) -> ProgramFigures:
+    """Reads what XLA says of a compiled program."""
+    memory, program = compiled.memory_analysis(), parse_scheduled_hlo(compiled.as_text())
+    times = executions(program)
+    return ProgramFigures(
+        compile_seconds=compile_seconds,
+        output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        host_bytes=memory.host_output_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
+        flops=sum(matmul.flops * times[matmul.computation] for matmul in find_matmuls(program)),
+        collectives=tuple((collective, times[collective.computation]) for collective in find_collectives(program)),
+    )
+
+
+def covered_by(collective: Collective) -> str:
+    """The matmuls that run while a collective does, in words; empty if it is exposed."""
+    if not collective.hidden:
+        return ""
+    counted = collections.Counter(
+        str(product) for matmul in collective.concurrent_matmuls for product in matmul.products
+    )
+    return ", ".join(f"{count} x {product}" for product, count in counted.items()) or "kernels"
+
+
+def _in_words(error: Exception) -> str:
+    """The first line of an error, with the operation and the line of our source that it is about."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    words = [lines[0] if lines else type(error).__name__]
+    if named := _OPERATION.search(text):
+        words.append(f"operation {named[1]}")
+    if source := _SOURCE.search(text):
+        words.append(f"{_relative(source[1])}:{source[2]}")
+    elif frame := _own_frame(error):
+        words.append(f"{_relative(frame.filename)}:{frame.lineno}")
+    return ", ".join(words)
+
+
+def _own_frame(error: Exception) -> traceback.FrameSummary | None:
+    """The innermost line of our packages that an error passed, outside this folder."""
+    folder = str(pathlib.Path(__file__).parent)
+    homes = tuple(str(_HOME / package) for package in _PACKAGES)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename.startswith(homes) and not frame.filename.startswith(folder)
+    ]
+    return frames[-1] if frames else None
+
+
+def _relative(filename: str) -> str:
+    path = pathlib.Path(filename)
+    return str(path.relative_to(_HOME)) if path.is_relative_to(_HOME) else path.name
