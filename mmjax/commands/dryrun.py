@@ -44,22 +44,22 @@ def prepare(arguments: DryRunArguments) -> cli.Work:
         raise cli.UserError(
             "--plan is missing: give a plan file, such as python -m mmjax.plan --output=plan.json writes"
         )
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # no device of this host is needed
     from mmjax.training.config import find_plan_file
     from sharding.plans.plan import Plan
     from sharding.plans.resolved.resolved_plan import resolve_plan
     from sharding.specs.modules import module_graph
 
-    check_target(arguments.target)
     plan = Plan.load(find_plan_file(arguments.plan))
     inputs = read_problem(arguments, plan.made_for)
     devices = inputs.devices or plan.devices_needed
     resolve_plan(plan, module_graph(inputs.config.model), devices)
+    check_target(arguments.target)
     return functools.partial(dryrun, arguments, plan, inputs, devices)
 
 
 def dryrun(arguments: DryRunArguments, plan: "Plan", inputs: ProblemInputs, devices: int) -> int:
     """Compiles the programs, writes the page if asked, and prints the figures; 1 if they do not fit."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # no device of this host is needed
     from configs.common.console import plain_console
     from mmjax.planning.batch_shapes import batch_shapes
     from mmjax.reporting.dry_run_page import dry_run_page
@@ -89,7 +89,7 @@ def dryrun(arguments: DryRunArguments, plan: "Plan", inputs: ProblemInputs, devi
 
 COMMAND = cli.Command(
     name="mmjax.dryrun",
-    summary="Compiles a plan for GPUs that are not here: memory, exposed collectives, FLOPs.",
+    summary="Compiles a plan for GPUs that are not here: memory, FLOPs.",
     examples=("--plan=plan.json --target=h100 --page=dry_run.html", "--plan=plan.json --target=h200 --json"),
     arguments=DryRunArguments,
     prepare=prepare,

@@ -41,7 +41,7 @@ def in_words(run: DryRun) -> str:
         f"{count_of(run.devices, 'device')}, compiled for {run.target} in {seconds(run.compile_seconds)}.",
         f"The fullest devices, of {_named(fullest.stages)}, take {size(fullest.compiled_bytes)} of the "
         f"{size(fullest.room)} that arrays can take, {fit}; planners count {size(fullest.planned_bytes)} "
-        f"({fullest.error:+.1%}).",
+        f"({fullest.error:+.1%}), and {size(fullest.planned_full)} ({fullest.error_full:+.1%}) if every row is full.",
     ]
     told += [
         f"{program.name} computes {program.flops_ratio:.1f} times the matmuls of the model."
@@ -59,6 +59,7 @@ def memory_figures(run: DryRun) -> Figures:
             size(memory.planned_bytes),
             size(memory.compiled_bytes),
             f"{memory.error:+.1%}",
+            f"{memory.error_full:+.1%}",
             size(memory.spare_bytes) if memory.spare_bytes >= 0 else f"-{size(-memory.spare_bytes)}",
             *(f"{_giga(memory.planned[kind])} / {_giga(memory.compiled[kind])}" for kind in PLANNED_KINDS),
         )
@@ -67,7 +68,7 @@ def memory_figures(run: DryRun) -> Figures:
     kinds = (f"#{kind}" for kind in PLANNED_KINDS)
     return Figures(
         "Memory of the fullest device, as planners count it and as XLA allocates it; kinds: planners / XLA in GB",
-        ("stages", "#planners", "#XLA", "#error", "#to spare", *kinds),
+        ("stages", "#planners", "#XLA", "#error", "#error, full rows", "#to spare", *kinds),
         rows,
     )
 
@@ -185,6 +186,7 @@ def _memory_document(memory: DeviceMemory) -> dict[str, Any]:
     return {
         "stages": list(memory.stages),
         "planned_bytes": memory.planned_bytes,
+        "planned_full_bytes": memory.planned_full,
         "compiled_bytes": memory.compiled_bytes,
         "spare_bytes": memory.spare_bytes,
         "planned": dict(memory.planned),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from configs.common.errors import UserError
 from mmjax.training.dry_run.overlap import Collective, executions, find_collectives, find_matmuls
@@ -70,6 +71,23 @@ def attention_of_gpus() -> Iterator[None]:
     # jax's own attention adds a float32 mask to bfloat16.
     with use_attention_implementation(ATTENTION), jax.numpy_dtype_promotion("standard"):
         yield
+
+
+@contextlib.contextmanager
+def without_persistent_cache() -> Iterator[None]:
+    """Turns jax's persistent compilation cache off for what is inside.
+
+    jax would write programs for described devices into it and find none again: a description cannot load a program, and
+    the key of an entry has the description's name in place of the version of a pod's driver and plugin.
+    """
+    enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()  # which remembers whether it is on
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
 
 
 def compile_program(call: ProgramCall, target: str) -> ProgramFigures:

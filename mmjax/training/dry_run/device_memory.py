@@ -31,12 +31,14 @@ class DeviceMemory:
     Attributes:
         stages: Names of the pipeline ranks that have the device.
         planned: Bytes as planners count them, by kind (`PLANNED_KINDS`).
+        planned_full: All bytes as planners count them if every row is full, as the rows of programs always are.
         compiled: Bytes as XLA allocates them, by kind.
         room: Bytes of a device that arrays can take.
     """
 
     stages: tuple[str, ...]
     planned: Mapping[str, float]
+    planned_full: float
     compiled: Mapping[str, float]
     room: float
 
@@ -56,6 +58,11 @@ class DeviceMemory:
         return self.planned_bytes / self.compiled_bytes - 1
 
     @property
+    def error_full(self) -> float:
+        """Relative error of what planners count if every row is full."""
+        return self.planned_full / self.compiled_bytes - 1
+
+    @property
     def spare_bytes(self) -> float:
         """Bytes that XLA leaves free; negative where the programs do not fit."""
         return self.room - self.compiled_bytes
@@ -63,6 +70,7 @@ class DeviceMemory:
 
 def device_memory(
     timeline: Timeline,
+    full: Timeline,
     stages: Mapping[StageId, StageBytes],
     capacities: Mapping[StageId, Sequence[int]],
     room: float,
@@ -71,6 +79,7 @@ def device_memory(
 
     Args:
         timeline: The simulated step.
+        full: The same with rows that are full.
         stages: Bytes of every stage.
         capacities: By stage, the number of the capacity with which each microbatch runs.
         room: Bytes of a device that arrays can take.
@@ -86,6 +95,7 @@ def device_memory(
         DeviceMemory(
             stages=names,
             planned=_planned(timeline, lane),
+            planned_full=full.lane_peak_memory(lane),
             compiled=_compiled(
                 compiled, lane, [of_stage for stage, of_stage in stages.items() if devices[stage] & {*lane.devices}]
             ),

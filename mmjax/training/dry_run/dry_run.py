@@ -10,12 +10,19 @@ from configs.architectures import ModelConfig
 from configs.clusters import find_cluster
 from data.packing.batch_spec import BatchSpec
 from data.packing.dealt_phases import row_values
+from data.packing.phases.phase_rows import RowValues
 from mmjax.training.dry_run.abstract_stages import AbstractStep, abstract_step
-from mmjax.training.dry_run.compiled_program import ProgramFigures, attention_of_gpus, compile_program
+from mmjax.training.dry_run.compiled_program import (
+    ProgramFigures,
+    attention_of_gpus,
+    compile_program,
+    without_persistent_cache,
+)
 from mmjax.training.dry_run.device_memory import DeviceMemory, device_memory
 from mmjax.training.dry_run.distinct_bundles import distinct_bundles
 from mmjax.training.dry_run.distinct_stages import distinct_stages
-from mmjax.training.dry_run.matmul_flops import full_loads, model_flops
+from mmjax.training.dry_run.full_rows import full_microbatch, full_rows
+from mmjax.training.dry_run.matmul_flops import model_flops
 from mmjax.training.dry_run.stage_bytes import stage_bytes
 from mmjax.training.dry_run.targets import described_devices
 from sharding.costs.own_rows import OwnRows
@@ -122,13 +129,15 @@ def dry_run(
 
     def compiled(call: ProgramCall) -> ProgramFigures:
         nonlocal done
-        figures = compile_program(call, target)
+        with without_persistent_cache():
+            figures = compile_program(call, target)
         done += 1
         callback(done, total)
         return figures
 
     callback(0, total)
-    flops = _ModelFlops(problem, resolved, model, batch_spec, step)
+    values = row_values(model, batch_spec)
+    flops = _ModelFlops(problem, resolved, values, step)
     programs, held = [], {}
     for first, group in groups.items():
         figures = {call.program.__name__: compiled(call) for call in calls[first]}
@@ -148,7 +157,11 @@ def dry_run(
         stages=len(step.stages),
         programs=tuple(programs),
         memory=device_memory(
-            problem.simulate(plan), held, _capacities(problem, plan, step), find_cluster(target).usable_memory
+            problem.simulate(plan),
+            problem.simulate(plan, rows=full_rows(resolved.graph, problem.sampled_rows, values, step.phases)),
+            held,
+            _capacities(problem, plan, step),
+            find_cluster(target).usable_memory,
         ),
     )
 
@@ -160,15 +173,14 @@ class _ModelFlops:
         self,
         problem: PlanningProblem,
         resolved: ResolvedPlan,
-        model: ModelConfig,
-        batch_spec: BatchSpec,
+        values: Mapping[str, RowValues],
         step: AbstractStep,
     ) -> None:
         self._resolved = resolved
-        rows, values = problem.rows // resolved.plan.microbatches, row_values(model, batch_spec)
+        rows = problem.rows // resolved.plan.microbatches
         most = max((len(phase.capacities) for phase in step.phases.values()), default=1)
         self._loads = [
-            full_loads(resolved, problem.data, rows, values, step.phases, capacity) for capacity in range(most)
+            full_microbatch(resolved, problem.data, rows, values, step.phases, capacity) for capacity in range(most)
         ]
 
     def of(self, stage: StageId, name: str) -> float:
