@@ -93,6 +93,10 @@ class DryRun:
         """Whether the programs fit into the memory of the devices."""
         return self.fullest.spare_bytes >= 0
 
+    def __repr__(self) -> str:
+        fit = "they fit" if self.fits else "they do not fit"
+        return f"DryRun({len(self.programs)} programs for {self.target} on {self.devices} devices, {fit})"
+
 
 def dry_run(
     problem: PlanningProblem,
