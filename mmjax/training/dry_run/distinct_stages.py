@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from mmjax.training.dry_run.abstract_stages import AbstractStage
 from mmjax.training.engine.stage_layouts import piece_key
 from sharding.plans.resolved.stage_graph import StageId
+from sharding.runtime.meshes import node_of
 
 
 def distinct_stages(stages: Mapping[StageId, AbstractStage]) -> dict[StageId, tuple[StageId, ...]]:
@@ -60,5 +61,5 @@ def _programs_key(programs: Any) -> Hashable:
 def _mesh_key(mesh: Mesh) -> Hashable:
     """The axes of a mesh, and where its devices and their nodes lie beside the first."""
     ids = np.array([device.id for device in mesh.devices.flat])
-    nodes = np.array([getattr(device, "slice_index", 0) for device in mesh.devices.flat])
+    nodes = np.array([node_of(device) for device in mesh.devices.flat])
     return tuple(mesh.shape.items()), tuple(ids - ids[0]), tuple(nodes - nodes[0])

@@ -21,9 +21,10 @@ from tests.dry_runs import made_dry_run
 
 def test_words_say_what_fits_and_which_program_computes_more_than_the_model():
     assert in_words(made_dry_run()) == (
-        "2 distinct programs of 7 stages on 16 devices, compiled for h100 in 5.000 s. The fullest devices, of backbone 1, "
-        "take 72.0 GB of the 80.0 GB that arrays can take, which fits, with 8.00 GB to spare; planners count 66.0 GB (-8.3%), "
-        "and 70.0 GB (-2.8%) if every row is full. backbone_stage1_forward computes 1.5 times the matmuls of the model."
+        "2 distinct programs of 7 stages on 16 devices, compiled for h100 in 5.000 s. The fullest devices, of backbone "
+        "1, take 72.0 GB of the 80.0 GB that arrays can take, which fits, with 8.00 GB to spare; planners count 66.0 "
+        "GB (-8.3%), and 70.0 GB (-2.8%) if every row is full. backbone_stage1_forward computes 1.5 times the matmuls "
+        "of the model."
     )
     assert "which does not fit, by 2.00 GB; planners" in in_words(made_dry_run(room=70e9))
     assert made_dry_run().fits and not made_dry_run(room=70e9).fits

@@ -177,3 +177,24 @@ def test_where_the_model_says_it_is_named():
 def test_a_matmul_that_does_not_say_what_it_contracts_is_refused():
     with pytest.raises(ValueError, match="y does not say what it contracts"):
         find_matmuls(scheduled('%y = bf16[8,32]{1,0} custom-call(%x, %w), custom_call_target="__cublas$gemm"'))
+
+
+@pytest.mark.parametrize(
+    ("result", "operands", "target"),
+    [
+        ("bf16[2,4,4,6]", "%image, %kernel", "convForward"),
+        ("bf16[2,8,8,3]", "%output, %kernel", "convBackwardInput"),
+        ("bf16[6,3,3,3]", "%image, %output", "convBackwardFilter"),
+    ],
+)
+def test_a_convolution_and_its_gradients_compute_the_products_of_each_output(result, operands, target):
+    """A kernel of 3 x 3 pixels with stride 2: each of 2 x 4 x 4 x 6 outputs sums 3 x 3 x 3 products."""
+    program = scheduled(
+        "%image = bf16[2,8,8,3]{3,2,1,0} parameter(3)",
+        "%kernel = bf16[6,3,3,3]{3,2,1,0} parameter(4)",
+        "%output = bf16[2,4,4,6]{3,2,1,0} parameter(5)",
+        f"%c = ({result}{{3,2,1,0}}, u8[0]{{0}}) custom-call({operands}), window={{size=3x3 stride=2x2}}, "
+        f'dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn${target}"',
+    )
+    (matmul,) = find_matmuls(program)
+    assert matmul.flops == 2 * (2 * 4 * 4 * 6) * (3 * 3 * 3)
