@@ -8,8 +8,7 @@ from typing import Any
 from benchmarks.h100_schedule.compilation import CUBLAS, CompiledProgram, compile_for_h100
 from benchmarks.h100_schedule.programs import ProgramCase, build_program
 from configs.clusters import CLUSTERS
-from mmjax.training.dry_run.compiled_program import covered_by
-from mmjax.training.dry_run.overlap import Collective, Matmul, find_collectives, find_matmuls
+from mmjax.training.dry_run.overlap import Collective, Matmul, covered_by, find_collectives, find_matmuls
 
 GEMMS = {"XLA": {}, "cuBLAS": CUBLAS}
 """Compiler options by who computes the matmuls: XLA's own kernels, its choice where it cannot try, or cuBLAS."""

@@ -1,10 +1,14 @@
 """The page of a dry run: memory by pipeline rank, programs, and what covers every collective."""
 
+from typing import TYPE_CHECKING
+
 from mmjax.reporting.dry_run_tables import Figures, collective_figures, in_words, memory_figures, program_figures
-from mmjax.training.dry_run.dry_run import DryRun
 from sharding.html.elements import Html, element, figures, table
 from sharding.html.numbers import count, percent, seconds, size
 from sharding.html.page import page
+
+if TYPE_CHECKING:  # it imports jax
+    from mmjax.training.dry_run.dry_run import DryRun
 
 _READING = (
     "A program stands for all stages whose layers, mesh and shapes are the same. XLA allocates temporaries for each "
@@ -13,7 +17,7 @@ _READING = (
 )
 
 
-def dry_run_page(run: DryRun, title: str) -> str:
+def dry_run_page(run: "DryRun", title: str) -> str:
     """The page.
 
     Args:
@@ -34,12 +38,12 @@ def dry_run_page(run: DryRun, title: str) -> str:
     )
 
 
-def dry_run_fragment(run: DryRun) -> Html:
+def dry_run_fragment(run: "DryRun") -> Html:
     """The dry run for a notebook: nothing in it depends on a style sheet."""
     return element("div", element("p", in_words(run)), _table(memory_figures(run)), _table(program_figures(run)))
 
 
-def _headline(run: DryRun) -> Html:
+def _headline(run: "DryRun") -> Html:
     fullest = run.fullest
     return figures(
         [

@@ -2,16 +2,18 @@
 
 import collections
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
 from configs.common.tables import print_table, report_table
-from mmjax.training.dry_run.compiled_program import ProgramFigures, covered_by
-from mmjax.training.dry_run.device_memory import PLANNED_KINDS, DeviceMemory
-from mmjax.training.dry_run.dry_run import CompiledProgram, DryRun
-from mmjax.training.dry_run.overlap import Collective
+from mmjax.training.dry_run.overlap import Collective, covered_by
 from sharding.html.numbers import count, count_of, seconds, size
+
+if TYPE_CHECKING:  # they import jax
+    from mmjax.training.dry_run.compiled_program import ProgramFigures
+    from mmjax.training.dry_run.device_memory import DeviceMemory
+    from mmjax.training.dry_run.dry_run import CompiledProgram, DryRun
 
 WASTE = 1.2
 """Ratio of compiled FLOPs to the model's from which a program is named."""
@@ -28,7 +30,7 @@ class Figures(NamedTuple):
     rows: list[tuple[str, ...]]
 
 
-def in_words(run: DryRun) -> str:
+def in_words(run: "DryRun") -> str:
     """What a dry run found, in sentences."""
     fullest = run.fullest
     fit = (
@@ -51,7 +53,7 @@ def in_words(run: DryRun) -> str:
     return " ".join(told)
 
 
-def memory_figures(run: DryRun) -> Figures:
+def memory_figures(run: "DryRun") -> Figures:
     """Memory by pipeline rank and kind, XLA's beside the planners'."""
     rows = [
         (
@@ -61,11 +63,11 @@ def memory_figures(run: DryRun) -> Figures:
             f"{memory.error:+.1%}",
             f"{memory.error_full:+.1%}",
             size(memory.spare_bytes) if memory.spare_bytes >= 0 else f"-{size(-memory.spare_bytes)}",
-            *(f"{_giga(memory.planned[kind])} / {_giga(memory.compiled[kind])}" for kind in PLANNED_KINDS),
+            *(f"{_giga(memory.planned[kind])} / {_giga(memory.compiled[kind])}" for kind in memory.planned),
         )
         for memory in run.memory
     ]
-    kinds = (f"#{kind}" for kind in PLANNED_KINDS)
+    kinds = (f"#{kind}" for kind in run.fullest.planned)
     return Figures(
         "Memory of the fullest device, as planners count it and as XLA allocates it; kinds: planners / XLA in GB",
         ("stages", "#planners", "#XLA", "#error", "#error, full rows", "#to spare", *kinds),
@@ -73,7 +75,7 @@ def memory_figures(run: DryRun) -> Figures:
     )
 
 
-def program_figures(run: DryRun) -> Figures:
+def program_figures(run: "DryRun") -> Figures:
     """Every distinct program: memory, FLOPs, communication, compile time."""
     rows = [
         (
@@ -112,7 +114,7 @@ def program_figures(run: DryRun) -> Figures:
     )
 
 
-def collective_figures(run: DryRun, exposed_only: bool = False) -> Figures:
+def collective_figures(run: "DryRun", exposed_only: bool = False) -> Figures:
     """Equal collectives of every program, and what runs beside them.
 
     Args:
@@ -144,7 +146,7 @@ def collective_figures(run: DryRun, exposed_only: bool = False) -> Figures:
     )
 
 
-def _equal_collectives(figures: ProgramFigures) -> Iterator[tuple[int, Collective]]:
+def _equal_collectives(figures: "ProgramFigures") -> Iterator[tuple[int, Collective]]:
     """Collectives that differ in name alone once, with how many times they run."""
     times: dict[tuple[Any, ...], int] = collections.Counter()
     first: dict[tuple[Any, ...], Collective] = {}
@@ -156,7 +158,7 @@ def _equal_collectives(figures: ProgramFigures) -> Iterator[tuple[int, Collectiv
         yield times[key], collective
 
 
-def print_dry_run(run: DryRun, console: Console) -> None:
+def print_dry_run(run: "DryRun", console: Console) -> None:
     """Prints the memory, the programs, the exposed collectives with most bytes, and what was found in words."""
     exposed = collective_figures(run, exposed_only=True)
     rows = [row[:-1] for row in exposed.rows[:_PRINTED]]
@@ -169,7 +171,7 @@ def print_dry_run(run: DryRun, console: Console) -> None:
     console.print(in_words(run), soft_wrap=True)
 
 
-def dry_run_document(run: DryRun) -> dict[str, Any]:
+def dry_run_document(run: "DryRun") -> dict[str, Any]:
     """All figures of a dry run as JSON values, in bytes, seconds and FLOPs."""
     return {
         "target": run.target,
@@ -182,7 +184,7 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
     }
 
 
-def _memory_document(memory: DeviceMemory) -> dict[str, Any]:
+def _memory_document(memory: "DeviceMemory") -> dict[str, Any]:
     return {
         "stages": list(memory.stages),
         "planned_bytes": memory.planned_bytes,
@@ -194,7 +196,7 @@ def _memory_document(memory: DeviceMemory) -> dict[str, Any]:
     }
 
 
-def _program_document(program: CompiledProgram) -> dict[str, Any]:
+def _program_document(program: "CompiledProgram") -> dict[str, Any]:
     figures = program.figures
     return {
         "name": program.name,

@@ -1,6 +1,5 @@
 """One program compiled for described devices: what XLA says of its memory, its matmuls and its collectives."""
 
-import collections
 import contextlib
 import dataclasses
 import pathlib
@@ -121,16 +120,6 @@ def read_program(compiled: Any, compile_seconds: float = 0.0) -> ProgramFigures:
         flops=sum(matmul.flops * times[matmul.computation] for matmul in find_matmuls(program)),
         collectives=tuple((collective, times[collective.computation]) for collective in find_collectives(program)),
     )
-
-
-def covered_by(collective: Collective) -> str:
-    """The matmuls that run while a collective does, in words; empty if it is exposed."""
-    if not collective.hidden:
-        return ""
-    counted = collections.Counter(
-        str(product) for matmul in collective.concurrent_matmuls for product in matmul.products
-    )
-    return ", ".join(f"{count} x {product}" for product, count in counted.items()) or "kernels"
 
 
 def _in_words(error: Exception) -> str:

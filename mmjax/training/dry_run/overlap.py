@@ -4,6 +4,7 @@ A collective runs from its start to its done. What is issued between them runs a
 device has room: the schedule says what may overlap, not how long either takes.
 """
 
+import collections
 import dataclasses
 import math
 import re
@@ -113,6 +114,16 @@ def find_matmuls(program: ScheduledProgram) -> list[Matmul]:
         if instruction.opcode not in ("while", "call", "conditional")
         for matmul in _matmul(program, computation, instruction)
     ]
+
+
+def covered_by(collective: Collective) -> str:
+    """The matmuls that run while a collective does, in words; empty if it is exposed."""
+    if not collective.hidden:
+        return ""
+    counted = collections.Counter(
+        str(product) for matmul in collective.concurrent_matmuls for product in matmul.products
+    )
+    return ", ".join(f"{count} x {product}" for product, count in counted.items()) or "kernels"
 
 
 def executions(program: ScheduledProgram) -> dict[str, int]:

@@ -7,8 +7,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from configs.common.errors import UserError
-from mmjax.training.dry_run.compiled_program import compile_program, covered_by, without_persistent_cache
-from mmjax.training.dry_run.overlap import Collective, Matmul, MatmulProduct
+from mmjax.training.dry_run.compiled_program import compile_program, without_persistent_cache
 from sharding.runtime.hops import make_hop
 from sharding.runtime.stages.compilation import ProgramCall
 from sharding.runtime.stages.named_programs import named_jit
@@ -71,25 +70,3 @@ def test_the_persistent_cache_is_as_before_behind_a_dry_run():
     with without_persistent_cache():
         assert not jax.config.jax_enable_compilation_cache
     assert jax.config.jax_enable_compilation_cache == before
-
-
-@pytest.mark.parametrize(
-    ("synchronous", "products", "expected"),
-    [
-        (False, ((MatmulProduct((4, 8), 16),) * 2), "2 x [4, 8] over 16"),
-        (False, (), "kernels"),
-        (True, (MatmulProduct((4, 8), 16),), ""),
-    ],
-)
-def test_a_collective_is_covered_by_the_matmuls_beside_it(synchronous, products, expected):
-    collective = Collective(
-        name="all-gather",
-        kind="all-gather",
-        operation="",
-        computation="main",
-        size=1,
-        smaller=1,
-        synchronous=synchronous,
-        concurrent_matmuls=(Matmul("dot", products, "", "main"),),
-    )
-    assert covered_by(collective) == expected

@@ -1,6 +1,14 @@
 import pytest
 
-from mmjax.training.dry_run.overlap import executions, find_collectives, find_matmuls
+from mmjax.training.dry_run.overlap import (
+    Collective,
+    Matmul,
+    MatmulProduct,
+    covered_by,
+    executions,
+    find_collectives,
+    find_matmuls,
+)
 from mmjax.training.dry_run.scheduled_hlo import parse_scheduled_hlo
 
 COMPUTATIONS = """HloModule jit_f, is_scheduled=true
@@ -198,3 +206,25 @@ def test_a_convolution_and_its_gradients_compute_the_products_of_each_output(res
     )
     (matmul,) = find_matmuls(program)
     assert matmul.flops == 2 * (2 * 4 * 4 * 6) * (3 * 3 * 3)
+
+
+@pytest.mark.parametrize(
+    ("synchronous", "products", "expected"),
+    [
+        (False, ((MatmulProduct((4, 8), 16),) * 2), "2 x [4, 8] over 16"),
+        (False, (), "kernels"),
+        (True, (MatmulProduct((4, 8), 16),), ""),
+    ],
+)
+def test_a_collective_is_covered_by_the_matmuls_beside_it(synchronous, products, expected):
+    collective = Collective(
+        name="all-gather",
+        kind="all-gather",
+        operation="",
+        computation="main",
+        size=1,
+        smaller=1,
+        synchronous=synchronous,
+        concurrent_matmuls=(Matmul("dot", products, "", "main"),),
+    )
+    assert covered_by(collective) == expected
