@@ -24,7 +24,10 @@ ATTENTION = "cudnn"
 _HOME = pathlib.Path(__file__).resolve().parents[3]
 _PACKAGES = ("configs", "data", "mmjax", "pallas_kernels", "sharding")
 _OPERATION = re.compile(r'op_name="([^"]+)"')
-_SOURCE = re.compile(r'source_file="([^"]+)"\s+source_line=(\d+)')
+_SOURCE = re.compile(r"Suspected Python Code Location:\s+(\S+?):(\d+)")
+
+_CUBLAS = {"xla_gpu_enable_triton_gemm": False}
+"""Compiler options that leave matmuls to cuBLAS."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,9 +105,10 @@ def compile_program(call: ProgramCall, target: str) -> ProgramFigures:
     start = time.perf_counter()
     try:
         with attention_of_gpus():
-            compiled = call.program.lower(*call.arguments).compile()
+            compiled = _compiled(call.program.lower(*call.arguments))
     except Exception as error:
-        raise UserError(f"{call.program.__name__} does not compile for {target}: {_in_words(error)}") from error
+        program = f"{call.program.__name__}{_where(error)}"
+        raise UserError(f"{program} does not compile for {target}: {_first_line(error)}") from error
     return read_program(compiled, time.perf_counter() - start)
 
 
@@ -122,18 +126,31 @@ def read_program(compiled: Any, compile_seconds: float = 0.0) -> ProgramFigures:
     )
 
 
-def _in_words(error: Exception) -> str:
-    """The first line of an error, with the operation and the line of our source that it is about."""
-    text = str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    words = [lines[0] if lines else type(error).__name__]
-    if named := _OPERATION.search(text):
+def _compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """Compiles; with cuBLAS's matmuls where XLA's own need tuning, of which a GPU would try several."""
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        try:
+            return lowered.compile(compiler_options=_CUBLAS)
+        except jax.errors.JaxRuntimeError:
+            raise error from None
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _where(error: Exception) -> str:
+    """The operation and the line of our source that an error is about, as far as it says them."""
+    words = []
+    if named := _OPERATION.search(str(error)):
         words.append(f"operation {named[1]}")
-    if source := _SOURCE.search(text):
+    if source := _SOURCE.search(str(error)):
         words.append(f"{_relative(source[1])}:{source[2]}")
     elif frame := _own_frame(error):
         words.append(f"{_relative(frame.filename)}:{frame.lineno}")
-    return ", ".join(words)
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _own_frame(error: Exception) -> traceback.FrameSummary | None:

@@ -188,12 +188,14 @@ class _ModelFlops:
         ]
 
     def of(self, stage: StageId, name: str) -> float:
-        """FLOPs of a program on a device; 0 of one that runs once a step."""
+        """FLOPs of a program on a device, of all microbatches of a compiled unit; 0 of one that runs once a step."""
         kind, _, capacity = name.removeprefix(program_name(stage, "")).partition("_capacity")
         if kind not in ("forward", "backward", "dgrad", "wgrad", "step"):
             return 0.0
         loads = self._loads[int(capacity) if capacity else -1]
-        return model_flops(self._resolved, stage, loads, kind)
+        plan = self._resolved.plan
+        is_compiled = next(unit.is_compiled for unit in plan.units if unit.name == stage[0])
+        return (plan.microbatches if is_compiled else 1) * model_flops(self._resolved, stage, loads, kind)
 
 
 def _capacities(problem: PlanningProblem, plan: Plan, step: AbstractStep) -> Mapping[StageId, Sequence[int]]:
