@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mmjax.api.configuration import load
     from mmjax.api.data import describe_data
     from mmjax.api.devices import use_cpu_devices
+    from mmjax.api.dry_runs import dryrun
     from mmjax.api.encoders import register_encoder
     from mmjax.api.generation import draw, generate, load_model
     from mmjax.api.generators import register_generator
@@ -42,6 +43,7 @@ __all__ = [
     "Trainer",
     "describe_data",
     "draw",
+    "dryrun",
     "from_records",
     "generate",
     "load",
@@ -63,6 +65,7 @@ _MODULES = {
     "mmjax.api.configuration": ("load",),
     "mmjax.api.data": ("describe_data",),
     "mmjax.api.devices": ("use_cpu_devices",),
+    "mmjax.api.dry_runs": ("dryrun",),
     "mmjax.api.encoders": ("register_encoder",),
     "mmjax.api.generators": ("register_generator",),
     "mmjax.api.generation": ("draw", "generate", "load_model"),

@@ -1,4 +1,4 @@
-"""The HTML by which notebooks show timelines, runs and descriptions of data.
+"""The HTML by which notebooks show timelines, runs, dry runs and descriptions of data.
 
 A page imports the class that it shows, so the class cannot import its page. `import mmjax` registers the HTML with
 IPython instead, by the names of the classes: nothing is imported before one of them is shown.
@@ -20,6 +20,7 @@ def register_html() -> None:
     html = shell.display_formatter.formatters["text/html"]
     html.for_type_by_name("data.report.description", "DatasetDescription", _description_html)
     html.for_type_by_name("mmjax.reporting.run_folder", "Run", _run_html)
+    html.for_type_by_name("mmjax.training.dry_run.dry_run", "DryRun", _dry_run_html)
     html.for_type_by_name("sharding.simulation.timeline", "Timeline", _timeline_html)
 
 
@@ -33,6 +34,12 @@ def _run_html(run: Any) -> str:
     from mmjax.reporting.run_page import run_fragment
 
     return run_fragment(run)
+
+
+def _dry_run_html(run: Any) -> str:
+    from mmjax.reporting.dry_run_page import dry_run_fragment
+
+    return dry_run_fragment(run)
 
 
 def _timeline_html(timeline: Any) -> str:

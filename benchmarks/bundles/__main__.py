@@ -13,8 +13,8 @@ from mmjax import cli
 def main(arguments: cli.JsonArguments) -> int:
     """Compiles and prints; 1 if a bundle exposes no less than its programs alone."""
     from benchmarks.bundles.exposure import CASES, bundle_rows
-    from benchmarks.h100_schedule.compilation import missing_plugin
     from benchmarks.rows import report
+    from mmjax.training.dry_run.targets import missing_plugin
 
     if reason := missing_plugin():
         raise UserError(reason)

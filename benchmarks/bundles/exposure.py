@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.bundles.colocated_stages import Kind, Unit, compile_call, op_calls
-from benchmarks.h100_schedule.overlap import Collective, executions, find_collectives, find_matmuls
 from benchmarks.h100_schedule.report import GEMMS, H100, MIB, seconds_at_peak
-from benchmarks.h100_schedule.scheduled_hlo import ScheduledProgram, parse_scheduled_hlo
+from mmjax.training.dry_run.compiled_program import ProgramFigures, read_program
+from mmjax.training.dry_run.overlap import Collective
 from sharding.runtime.stages.bundles import BundledPrograms
 
 
@@ -40,41 +40,12 @@ CASES = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ProgramExposure:
-    """The communication of one program, with every iteration of its loops.
+def exposed_seconds(program: ProgramFigures) -> float:
+    """Seconds that sending takes longer than the matmuls beside it, by the data sheet of an H100.
 
-    Attributes:
-        exchanged_bytes: Bytes of all collectives.
-        exposed_bytes: Bytes of the collectives beside which no matmul runs.
-        exposed_seconds: Seconds that sending takes longer than the matmuls beside it, by the data sheet of an H100;
-            attention kernels, of which the program says no shapes, count as nothing.
-        flops: Floating-point operations of its matmuls.
-        temporary_bytes: Bytes that a device needs in addition to arguments and results.
-        collectives: Its collectives in order; the collectives of a loop once.
+    Attention kernels, of which a program says no shapes, count as nothing.
     """
-
-    exchanged_bytes: int
-    exposed_bytes: int
-    exposed_seconds: float
-    flops: int
-    temporary_bytes: int
-    collectives: tuple[Collective, ...]
-
-
-def _exposure(compiled: Any) -> ProgramExposure:
-    program: ScheduledProgram = parse_scheduled_hlo(compiled.as_text())
-    times, collectives = executions(program), find_collectives(program)
-    return ProgramExposure(
-        exchanged_bytes=sum(collective.size * times[collective.computation] for collective in collectives),
-        exposed_bytes=sum(
-            collective.size * times[collective.computation] for collective in collectives if not collective.hidden
-        ),
-        exposed_seconds=sum(_exposed_seconds(collective) * times[collective.computation] for collective in collectives),
-        flops=sum(matmul.flops * times[matmul.computation] for matmul in find_matmuls(program)),
-        temporary_bytes=compiled.memory_analysis().temp_size_in_bytes,
-        collectives=tuple(collectives),
-    )
+    return sum(times * _exposed_seconds(collective) for collective, times in program.collectives)
 
 
 def _exposed_seconds(collective: Collective) -> float:
@@ -85,7 +56,7 @@ def _exposed_seconds(collective: Collective) -> float:
 
 
 @functools.cache
-def exposure_alone(case: BundleCase, gemms: str) -> tuple[ProgramExposure, ProgramExposure]:
+def exposure_alone(case: BundleCase, gemms: str) -> tuple[ProgramFigures, ProgramFigures]:
     """Exposure of the two programs, one after the other.
 
     Args:
@@ -93,16 +64,16 @@ def exposure_alone(case: BundleCase, gemms: str) -> tuple[ProgramExposure, Progr
         gemms: A key of `GEMMS`.
     """
     calls = op_calls(case.tp)
-    first, second = (_exposure(compile_call(calls[op], GEMMS[gemms])) for op in (case.first, case.second))
+    first, second = (read_program(compile_call(calls[op], GEMMS[gemms])) for op in (case.first, case.second))
     return first, second
 
 
 @functools.cache
-def exposure_in_bundle(case: BundleCase, gemms: str) -> ProgramExposure:
+def exposure_in_bundle(case: BundleCase, gemms: str) -> ProgramFigures:
     """Exposure of the bundle."""
     calls = op_calls(case.tp)
     bundle = BundledPrograms().bundle(calls[case.first], calls[case.second])
-    return _exposure(compile_call(bundle, GEMMS[gemms]))
+    return read_program(compile_call(bundle, GEMMS[gemms]))
 
 
 def bundle_rows(cases: Sequence[BundleCase]) -> list[Mapping[str, Any]]:
@@ -111,12 +82,12 @@ def bundle_rows(cases: Sequence[BundleCase]) -> list[Mapping[str, Any]]:
     for case in cases:
         for gemms in GEMMS:
             alone, bundled = exposure_alone(case, gemms), exposure_in_bundle(case, gemms)
-            exposed = sum(exposure.exposed_bytes for exposure in alone)
-            seconds = sum(exposure.exposed_seconds for exposure in alone)
-            temporary = max(exposure.temporary_bytes for exposure in alone)
+            exposed = sum(program.exposed_bytes for program in alone)
+            seconds = sum(exposed_seconds(program) for program in alone)
+            temporary = max(program.temporary_bytes for program in alone)
             rows += [
                 _row(f"{case}, {gemms}: exposed MiB", bundled.exposed_bytes / MIB, exposed / MIB, has_goal=True),
-                _row(f"{case}, {gemms}: exposed ms", bundled.exposed_seconds * 1e3, seconds * 1e3, has_goal=True),
+                _row(f"{case}, {gemms}: exposed ms", exposed_seconds(bundled) * 1e3, seconds * 1e3, has_goal=True),
                 _row(f"{case}, {gemms}: temporary MiB", bundled.temporary_bytes / MIB, temporary / MIB, has_goal=False),
             ]
     return rows

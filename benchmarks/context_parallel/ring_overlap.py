@@ -1,6 +1,6 @@
 """Which permutes of ring attention are in flight while its blocks are computed, by the order of issue."""
 
-from benchmarks.h100_schedule.scheduled_hlo import Computation, parse_scheduled_hlo
+from mmjax.training.dry_run.scheduled_hlo import Computation, parse_scheduled_hlo
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.runtime.stages.compilation import stage_calls
 from sharding.runtime.stages.programs import StagePrograms

@@ -24,7 +24,7 @@ _MIB = 2**20
 def main(arguments: cli.JsonArguments) -> int:
     """Compiles and prints."""
     from benchmarks.fully_sharded.schedules import OPTIONS, stage_schedule
-    from benchmarks.h100_schedule.compilation import missing_plugin
+    from mmjax.training.dry_run.targets import missing_plugin
 
     if reason := missing_plugin():
         raise UserError(reason)

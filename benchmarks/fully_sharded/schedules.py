@@ -8,10 +8,10 @@ from typing import Any, Literal
 import jax
 
 from benchmarks.h100_schedule.compilation import DEVICES, tensor_mesh
-from benchmarks.h100_schedule.overlap import Collective, find_collectives
-from benchmarks.h100_schedule.scheduled_hlo import parse_scheduled_hlo
 from benchmarks.memory.cases import CASES
 from benchmarks.memory.compiled_stages import abstract_stage_programs
+from mmjax.training.dry_run.overlap import Collective, find_collectives
+from mmjax.training.dry_run.scheduled_hlo import parse_scheduled_hlo
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.runtime.stages.compilation import stage_calls
 from sharding.specs.layers.layer import RecomputePolicy

@@ -28,9 +28,9 @@ class H100ScheduleArguments(cli.JsonArguments):
 
 def main(arguments: H100ScheduleArguments) -> int:
     """Compiles and prints; 1 if a permute other than a program's first is exposed."""
-    from benchmarks.h100_schedule.compilation import missing_plugin
     from benchmarks.h100_schedule.programs import COMPARED_COLLECTIVES, ProgramCase
     from benchmarks.h100_schedule.report import GEMMS, format_collectives, format_overview, make_report
+    from mmjax.training.dry_run.targets import missing_plugin
 
     if reason := missing_plugin():
         raise UserError(reason)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.h100_schedule.compilation import CUBLAS, CompiledProgram, compile_for_h100
-from benchmarks.h100_schedule.overlap import Collective, Matmul, find_collectives, find_matmuls
 from benchmarks.h100_schedule.programs import ProgramCase, build_program
 from configs.clusters import CLUSTERS
+from mmjax.training.dry_run.overlap import Collective, Matmul, covered_by, find_collectives, find_matmuls
 
 GEMMS = {"XLA": {}, "cuBLAS": CUBLAS}
 """Compiler options by who computes the matmuls: XLA's own kernels, its choice where it cannot try, or cuBLAS."""
@@ -104,7 +104,7 @@ def format_collectives(report: ScheduleReport) -> str:
         (
             collective.kind,
             f"{collective.size / MIB:,.2f}".rstrip("0").rstrip("."),
-            _hidden_by(collective),
+            covered_by(collective) or "**exposed**",
             f"{seconds_to_send(collective, ranks) * 1e6:,.0f}",
             f"{seconds_at_peak(collective.flops) * 1e6:,.0f}" if collective.hidden else "",
         )
@@ -112,15 +112,6 @@ def format_collectives(report: ScheduleReport) -> str:
     ]
     rows = [(str(count), *line) for line, count in collections.Counter(lines).items()]
     return format_table(("times", "collective", "MiB", "hidden by", "us to send", "us of matmul at peak"), rows)
-
-
-def _hidden_by(collective: Collective) -> str:
-    if not collective.hidden:
-        return "**exposed**"
-    counted = collections.Counter(
-        str(product) for matmul in collective.concurrent_matmuls for product in matmul.products
-    )
-    return ", ".join(f"{count} x {product}" for product, count in counted.items()) or "kernels"
 
 
 def _counted(collectives: Sequence[Collective]) -> str:

@@ -38,8 +38,9 @@ def main(arguments: MemoryArguments) -> int:
     """Compiles and prints; 1 if a total is off by more than 10%."""
     import jax
 
-    from benchmarks.h100_schedule.compilation import DEVICES, missing_plugin, tensor_mesh
+    from benchmarks.h100_schedule.compilation import DEVICES, tensor_mesh
     from benchmarks.memory.cases import CASES, compare
+    from mmjax.training.dry_run.targets import missing_plugin
 
     if reason := missing_plugin():
         raise UserError(reason)

@@ -9,10 +9,7 @@ import numpy as np
 from configs.architectures import ModelConfig
 from configs.clusters import CLUSTERS
 from data.data_config import RowCapacity
-from data.packing.batch_spec import BatchSpec
-from data.packing.global_batch import build_global_batch, capacity_for_model
-from data.packing.rows.packed_rows import pack_samples
-from data.samples.sample_format import SampleFormat
+from data.packing.batch_spec import BatchSpec, batch_spec_of_rows
 from mmjax import cli
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
@@ -117,9 +114,8 @@ def empty_batch_spec(
     config: ModelConfig, rows: int, tokens: int, lengths: Mapping[str, int], images: int = 0
 ) -> BatchSpec:
     """Arrays of a batch of some rows, each of some tokens, of some length of each encoder, and of generated images."""
-    form = SampleFormat.for_model(config, lengths)
     row = RowCapacity(tokens=tokens, lengths=lengths, images=images, samples=8)
-    return build_global_batch(pack_samples([], rows, capacity_for_model(row, form), form), config, form).arrays
+    return batch_spec_of_rows(row, config, rows).arrays
 
 
 class Comparison(NamedTuple):

@@ -1,18 +1,15 @@
 """Bytes of a stage's programs on described devices, by XLA's own `memory_analysis`; nothing runs."""
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import NamedSharding
 
 from configs.architectures import ModelConfig
+from configs.optimizer import OptimizerConfig
 from data.packing.batch_spec import BatchSpec
-from mmjax.models.model import model_modules
-from mmjax.training.engine.build import build_stage_programs
-from mmjax.training.engine.channels import find_channels
-from mmjax.training.engine.placement import place_stages
+from mmjax.training.dry_run.abstract_stages import abstract_step
+from mmjax.training.dry_run.stage_bytes import device_bytes
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.costs.optimizer_memory import OptimizerMemory
 from sharding.plans.plan import Plan
@@ -21,7 +18,6 @@ from sharding.plans.resolved.stage_graph import StageId
 from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.runtime.stages.compilation import stage_calls
 from sharding.runtime.stages.programs import StagePrograms
-from sharding.schedules.named.build import training_op_graph
 from sharding.specs.modules import module_graph
 
 
@@ -48,7 +44,7 @@ class StageBytes(NamedTuple):
 
 def abstract_stage_programs(
     config: ModelConfig, plan: Plan, batch_spec: BatchSpec, devices: Sequence[Any], attention: str
-) -> dict[StageId, StagePrograms]:
+) -> dict[StageId, Any]:
     """The programs of every stage of a plan in which everything trains; nothing is placed on a device.
 
     Args:
@@ -58,18 +54,11 @@ def abstract_stage_programs(
         devices: The devices, or descriptions of devices.
         attention: Implementation of attention; empty for the one that suits shapes and the default device.
     """
-    graph, modules = module_graph(config), model_modules(config)
-    stages = place_stages(config, modules, ResolvedPlan(plan, graph, trained_parts(graph, ("all",))), devices)
+    graph = module_graph(config)
+    resolved = ResolvedPlan(plan, graph, trained_parts(graph, ("all",)))
     with use_attention_implementation(attention):
-        programs = build_stage_programs(
-            stages,
-            find_channels(stages),
-            batch_spec,
-            training_op_graph(ResolvedPlan(plan, graph), frozenset(stages)),
-            {},
-            {},
-        )
-    return {stage_id: copies[0].largest for stage_id, copies in programs.items()}
+        step = abstract_step(config, resolved, batch_spec, devices, len(devices), OptimizerConfig())
+    return {stage_id: stage.executable.programs for stage_id, stage in step.stages.items()}
 
 
 def compiled_bytes(programs: StagePrograms, attention: str, optimizer_replicas: int) -> StageBytes:
@@ -87,7 +76,7 @@ def compiled_bytes(programs: StagePrograms, attention: str, optimizer_replicas: 
         *_, forward, backward = stage_calls((programs,)).calls
         analyses = [call.program.lower(*call.arguments).compile().memory_analysis() for call in (forward, backward)]
     weights, *_, residuals, _, gradients = backward.arguments
-    elements = sum(size // leaf.dtype.itemsize for leaf, size in _shards(weights))
+    elements = sum(device_bytes(leaf) // leaf.dtype.itemsize for leaf in jax.tree.leaves(weights))
     state = device_bytes((weights, gradients))
     offloaded = analyses[0].host_output_size_in_bytes
     return StageBytes(
@@ -96,15 +85,3 @@ def compiled_bytes(programs: StagePrograms, attention: str, optimizer_replicas: 
         offloaded=offloaded,
         workspace=max(analysis.temp_size_in_bytes for analysis in analyses),
     )
-
-
-def device_bytes(tree: Any) -> int:
-    """Bytes that one device holds of abstract arrays with shardings."""
-    return sum(size for _, size in _shards(tree))
-
-
-def _shards(tree: Any) -> Iterator[tuple[jax.ShapeDtypeStruct, int]]:
-    """Every array of a tree with the bytes that one device holds of it."""
-    for leaf in jax.tree.leaves(tree):
-        assert isinstance(leaf.sharding, NamedSharding)
-        yield leaf, math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize

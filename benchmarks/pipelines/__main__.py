@@ -13,8 +13,8 @@ from mmjax import cli
 
 def main(arguments: cli.JsonArguments) -> int:
     """Compiles and prints."""
-    from benchmarks.h100_schedule.compilation import missing_plugin
     from benchmarks.pipelines.schedules import format_pipelines, measure_pipelines
+    from mmjax.training.dry_run.targets import missing_plugin
 
     if reason := missing_plugin():
         raise UserError(reason)

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import jax
 
 from benchmarks.h100_schedule.compilation import DEVICES, tensor_mesh
-from benchmarks.h100_schedule.overlap import Collective, executions, find_collectives
 from benchmarks.h100_schedule.report import GEMMS, H100, MIB, format_table, seconds_to_send
-from benchmarks.h100_schedule.scheduled_hlo import ScheduledProgram, parse_scheduled_hlo, result_bytes
 from benchmarks.memory.cases import MemoryCase, empty_batch_spec
-from benchmarks.memory.compiled_stages import abstract_stage_programs, device_bytes
+from benchmarks.memory.compiled_stages import abstract_stage_programs
 from configs.architectures import ModelConfig, UNetConfig
+from mmjax.training.dry_run.overlap import Collective, executions, find_collectives
+from mmjax.training.dry_run.scheduled_hlo import ScheduledProgram, parse_scheduled_hlo, result_bytes
+from mmjax.training.dry_run.stage_bytes import device_bytes
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from configs.architectures import ModelConfig
-from data.data_config import DataConfig
+from data.data_config import DataConfig, RowCapacity
 from data.packing.global_batch import GlobalBatch, build_global_batch, capacity_for_model
 from data.packing.rows.packed_rows import empty_rows
 from data.samples.sample_format import SampleFormat
@@ -87,12 +87,21 @@ class GlobalBatchSpec:
 def global_batch_spec(config: DataConfig, model: ModelConfig) -> GlobalBatchSpec:
     """The spec of every global batch that a data configuration makes for a model.
 
+    Raises:
+        DataError: The data pipeline does not fit the model (`SampleFormat.for_model`).
+    """
+    return batch_spec_of_rows(config.capacity, model, config.rows)
+
+
+def batch_spec_of_rows(row: RowCapacity, model: ModelConfig, rows: int) -> GlobalBatchSpec:
+    """The spec of a global batch of so many rows of a capacity.
+
     It is read from a batch of one empty row, so that it cannot differ from the batches of `build_global_batch`.
 
     Raises:
         DataError: The data pipeline does not fit the model (`SampleFormat.for_model`).
     """
-    sample_format = SampleFormat.for_model(model, config.encoder_capacities)
-    capacity = capacity_for_model(config.capacity, sample_format)
-    row = build_global_batch(empty_rows(1, capacity, sample_format), model, sample_format)
-    return GlobalBatchSpec.from_batch(row).with_rows(config.rows)
+    sample_format = SampleFormat.for_model(model, row.lengths)
+    capacity = capacity_for_model(row, sample_format)
+    one_row = build_global_batch(empty_rows(1, capacity, sample_format), model, sample_format)
+    return GlobalBatchSpec.from_batch(one_row).with_rows(rows)

@@ -103,20 +103,45 @@ def simulate(
         UserError: No subject is given, and the plan was made for none that mmjax has.
         PlanError: The plan does not hold the model, or gathers a layer larger than a device's memory.
     """
-    laid_out = as_plan(plan)
-    made_for = laid_out.made_for or PlanPurpose()
-    if subject is None and not made_for.configuration.gin_file:
-        raise UserError("mmjax.simulate needs a subject: the plan does not name the configuration it was made for")
-    devices = laid_out.devices_needed
-    left_out = made_for.without if without is None else without
-    inputs = _inputs(subject, cluster, devices, rows, made_for, left_out)
-    problem = dataclasses.replace(inputs, hops=hops or made_for.hops or "auto").problem()
-    resolve_plan(laid_out, problem.graph, problem.devices)
-    check_positions(laid_out.units, problem.graph, problem.row_positions)
+    laid_out, _, problem = problem_of_plan("mmjax.simulate", plan, subject, cluster, rows, hops, without)
     check_gathered_layers(problem, laid_out)
     with display_call() as display:
         display.show(SIMULATING, 0, 1)
         return problem.simulate(laid_out)
+
+
+def problem_of_plan(
+    function: str,
+    plan: Plan | Path,
+    subject: Subject | None,
+    cluster: str = "",
+    rows: int | None = None,
+    hops: HopTiming | None = None,
+    without: Collection[EffectName] | None = None,
+) -> tuple[Plan, ProblemInputs, PlanningProblem]:
+    """A plan, checked, with the inputs and the problem of its step.
+
+    Args:
+        function: Name of the function that a message is about.
+        plan: A plan, or a plan file.
+        subject, cluster, rows, hops, without: As in `plan`; by default the values for which the plan was made.
+
+    Raises:
+        UserError: No subject is given, and the plan was made for none that mmjax has.
+        PlanError: The plan does not hold the model.
+    """
+    laid_out = as_plan(plan)
+    made_for = laid_out.made_for or PlanPurpose()
+    if subject is None and not made_for.configuration.gin_file:
+        raise UserError(f"{function} needs a subject: the plan does not name the configuration it was made for")
+    devices = laid_out.devices_needed
+    left_out = made_for.without if without is None else without
+    inputs = _inputs(subject, cluster, devices, rows, made_for, left_out)
+    inputs = dataclasses.replace(inputs, hops=hops or made_for.hops or "auto")
+    problem = inputs.problem()
+    resolve_plan(laid_out, problem.graph, problem.devices)
+    check_positions(laid_out.units, problem.graph, problem.row_positions)
+    return laid_out, inputs, problem
 
 
 def _inputs(

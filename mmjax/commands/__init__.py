@@ -6,7 +6,7 @@ A file declares the command's flags, `prepare`, which reads and checks the input
 TASKS = {
     "train and look": ("train", "report", "generate", "verify"),
     "data": ("describe_data", "serve_data", "synthesize_speech", "draw_clips"),
-    "plan and simulate": ("plan", "simulate", "profile"),
+    "plan and simulate": ("plan", "simulate", "dryrun", "profile"),
     "several processes": ("launch",),
     "weights": ("convert",),
 }

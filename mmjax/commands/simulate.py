@@ -4,16 +4,14 @@ import dataclasses
 import functools
 import json
 import pathlib
-import sys
 from typing import TYPE_CHECKING
 
 from configs.common.whole_files import naming
 from mmjax import cli
 from mmjax.planning.arguments import ProblemArguments
-from mmjax.planning.problem_inputs import ProblemInputs, read_problem
+from mmjax.planning.problem_inputs import ProblemInputs, print_purpose, read_problem
 
 if TYPE_CHECKING:
-    from sharding.planners.problem import PlanningProblem
     from sharding.plans.plan import Plan
 
 
@@ -67,7 +65,7 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
     problem = inputs.problem(devices)
     check_positions(plan.units, problem.graph, problem.row_positions)
     check_gathered_layers(problem, plan)
-    _print_purpose(arguments.plan, plan, inputs, problem)
+    print_purpose(arguments.plan, plan, inputs, problem)
     with display_call() as display:
         display.show(SIMULATING, 0, 1)
         timeline = problem.simulate(plan)
@@ -89,17 +87,6 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
     if written:
         print(f"Written to {', '.join(written)}")
     return 0
-
-
-def _print_purpose(path: str, plan: "Plan", inputs: ProblemInputs, problem: "PlanningProblem") -> None:
-    """Prints to standard error the flags taken from the plan, and where the simulated step differs from the plan's."""
-    from sharding.plans.plan_purpose import differences
-
-    name = pathlib.Path(path).name
-    if inputs.from_plan:
-        print(f"from {name}: {inputs.from_plan}", file=sys.stderr)
-    if plan.made_for and (other := differences(plan.made_for, problem.purpose)):
-        print(f"note: {name} was made for {', '.join(other)}", file=sys.stderr)
 
 
 COMMAND = cli.Command(

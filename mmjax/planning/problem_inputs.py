@@ -6,6 +6,7 @@
 import dataclasses
 import functools
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from sharding.costs.profiled import Profile
     from sharding.planners.problem import HopTiming, PlanningProblem
     from sharding.planners.tables.fixed_ranks import FixedRanks
+    from sharding.plans.plan import Plan
     from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose
 
 DEFAULT_GIN_FILE = "models/mllm_72b.gin"
@@ -180,6 +182,24 @@ def read_problem(
         samples=arguments.batch_samples,
         grouping=checked_grouping(arguments, config),
     )
+
+
+def print_purpose(path: str, plan: "Plan", inputs: ProblemInputs, problem: "PlanningProblem") -> None:
+    """Prints to standard error the flags taken from a plan, and where the problem differs from the plan's.
+
+    Args:
+        path: The plan file.
+        plan: The plan.
+        inputs: The inputs that were read with it.
+        problem: Their problem.
+    """
+    from sharding.plans.plan_purpose import differences
+
+    name = pathlib.Path(path).name
+    if inputs.from_plan:
+        print(f"from {name}: {inputs.from_plan}", file=sys.stderr)
+    if plan.made_for and (other := differences(plan.made_for, problem.purpose)):
+        print(f"note: {name} was made for {', '.join(other)}", file=sys.stderr)
 
 
 def check_rows(arguments: ProblemArguments) -> None:

@@ -19,7 +19,7 @@ from sharding.costs.cost_model import (
     useful_flops,
 )
 from sharding.costs.memory import offloaded_bytes, saved_activation_bytes, workspace_bytes
-from sharding.costs.own_rows import OwnRows, dealt_loads, executed_loads, largest_over_needed
+from sharding.costs.own_rows import OwnRows, capacity_numbers, dealt_loads, executed_loads, largest_over_needed
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved.trained_parts import Gradient, RequiredGradients
 from sharding.recently_used import RecentlyUsed
@@ -196,6 +196,12 @@ class BatchCosts:
         """See `sharding.costs.own_rows.largest_over_needed`."""
         totals = self._microbatch_loads(module, microbatches)
         return largest_over_needed(totals, own_rows, self.graph[module])
+
+    def capacity_numbers(self, module: str, microbatches: int, own_rows: OwnRows) -> Int[np.ndarray, " m"]:
+        """The number of the capacity with which each microbatch runs; the largest for one that fits into none."""
+        totals = self._microbatch_loads(module, microbatches)
+        numbers = capacity_numbers(totals, own_rows, self.graph[module])
+        return np.minimum(numbers, max(len(own_rows.capacities) - 1, 0))
 
     def layer(
         self,

@@ -67,7 +67,7 @@ def executed_loads(microbatches: Loads, own_rows: OwnRows, dp: int, module: Modu
     """
     values = item_values(microbatches, module)
     needed = fullest_row(microbatches, own_rows.rows, module)
-    capacity = np.append(own_rows.capacities, np.inf)[_capacity_numbers(microbatches, own_rows, module)]
+    capacity = np.append(own_rows.capacities, np.inf)[capacity_numbers(microbatches, own_rows, module)]
     held = np.where(np.isinf(capacity), needed, capacity) * own_rows.rows / dp
     return microbatches * (held / np.maximum(values, 1e-9) * (values > 0))[:, None]
 
@@ -76,12 +76,18 @@ def largest_over_needed(microbatches: Loads, own_rows: OwnRows, module: ModuleSp
     """How many times the largest capacity that these microbatches need the largest of all is; 1 without capacities."""
     if not own_rows.capacities:
         return 1.0
-    numbers = _capacity_numbers(microbatches, own_rows, module)
+    numbers = capacity_numbers(microbatches, own_rows, module)
     return own_rows.capacities[-1] / own_rows.capacities[min(int(numbers.max()), len(own_rows.capacities) - 1)]
 
 
-def _capacity_numbers(microbatches: Loads, own_rows: OwnRows, module: ModuleSpec) -> Int[np.ndarray, " m"]:
-    """The number of the smallest capacity that holds each microbatch; one more than there are if none does."""
+def capacity_numbers(microbatches: Loads, own_rows: OwnRows, module: ModuleSpec) -> Int[np.ndarray, " m"]:
+    """The number of the smallest capacity that holds each microbatch; one more than there are if none does.
+
+    Args:
+        microbatches: Loads of microbatches.
+        own_rows: The rows of the unit, with capacities.
+        module: The module.
+    """
     return np.searchsorted(own_rows.capacities, fullest_row(microbatches, own_rows.rows, module) * (1 - 1e-9))
 
 

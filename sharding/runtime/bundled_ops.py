@@ -52,7 +52,7 @@ def bundle_calls(
     pairs = dict.fromkeys(  # in the order of the schedule, which is the same in all processes
         pair
         for first, second in find_bundles(schedule)
-        for pair in itertools.product(*(_programs(schedule, stages, op) for op in (first, second)))
+        for pair in itertools.product(*(programs_of_op(schedule, stages, op) for op in (first, second)))
     )
     return [bundled_programs.bundle(call_by_program[first], call_by_program[second]) for first, second in pairs]
 
@@ -71,7 +71,7 @@ def _mesh(schedule: Schedule, stages: Mapping[StageId, ExecutableStage], op: Pip
     return _replica(schedule, stages, op).largest.mesh
 
 
-def _programs(schedule: Schedule, stages: Mapping[StageId, ExecutableStage], op: PipelineOp) -> list:
+def programs_of_op(schedule: Schedule, stages: Mapping[StageId, ExecutableStage], op: PipelineOp) -> list:
     """The programs of an op, one for each capacity; none of a reduction where nothing trains."""
     if op.microbatch >= 0:
         return [getattr(programs, op.kind) for programs in _replica(schedule, stages, op).by_capacity]

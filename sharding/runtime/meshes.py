@@ -42,15 +42,19 @@ def module_axes(unit: UnitPlan, meshes: ReplicaMeshes) -> dict[str, Axes]:
     }
 
 
-def most_nodes(mesh: Mesh, axes: tuple[str, ...]) -> int:
-    """The most nodes that ranks along some axes of a mesh are on, the other axes aside.
+def node_of(device: jax.Device) -> int:
+    """The number of a device's node, whose devices are joined by fast links.
 
-    The devices of a node are joined by fast links. JAX reports the node of GPUs (`slice_index`); of other devices, the
-    devices of a process count as a node.
+    JAX reports the node of GPUs (`slice_index`). Of other devices, the devices of a process count as a node; of
+    described GPUs too (`jax.experimental.topologies`), all of which are in slice 0.
     """
-    nodes = np.vectorize(lambda device: getattr(device, "slice_index", device.process_index), otypes=[int])(
-        mesh.devices
-    )
+    is_described = type(getattr(device, "client", None)).__name__ == "CompileOnlyPyClient"
+    return device.process_index if is_described else getattr(device, "slice_index", device.process_index)
+
+
+def most_nodes(mesh: Mesh, axes: tuple[str, ...]) -> int:
+    """The most nodes that ranks along some axes of a mesh are on, the other axes aside."""
+    nodes = np.vectorize(node_of, otypes=[int])(mesh.devices)
     last = np.moveaxis(nodes, [mesh.axis_names.index(axis) for axis in axes], range(-len(axes), 0))
     groups = last.reshape(-1, math.prod(mesh.shape[axis] for axis in axes))
     return max(len(np.unique(group)) for group in groups)

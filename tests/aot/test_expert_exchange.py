@@ -9,11 +9,12 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.h100_schedule.compilation import TENSOR, compile_for_h100, missing_plugin, tensor_mesh
-from benchmarks.h100_schedule.overlap import Collective, find_collectives
+from benchmarks.h100_schedule.compilation import TENSOR, compile_for_h100, tensor_mesh
 from configs.modules.experts import ExpertsConfig
 from mmjax.models.layers.experts import MixtureOfExperts
 from mmjax.models.layers.tensor_parallel import MATMUL_CHECKPOINT_NAME
+from mmjax.training.dry_run.overlap import Collective, find_collectives
+from mmjax.training.dry_run.targets import missing_plugin
 from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
 from sharding.expert_transfer import Routing, cheaper_transfer

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.fully_sharded.schedules import OPTIONS, stage_schedule
-from benchmarks.h100_schedule.compilation import missing_plugin
+from mmjax.training.dry_run.targets import missing_plugin
 
 pytestmark = [pytest.mark.aot, pytest.mark.skipif(bool(missing_plugin()), reason=missing_plugin())]
 

@@ -4,9 +4,9 @@ import functools
 
 import pytest
 
-from benchmarks.h100_schedule.compilation import missing_plugin
 from benchmarks.h100_schedule.programs import LLAMA3_70B, TOKENS, ProgramCase
 from benchmarks.h100_schedule.report import GEMMS, ScheduleReport, make_report
+from mmjax.training.dry_run.targets import missing_plugin
 
 pytestmark = [pytest.mark.aot, pytest.mark.skipif(bool(missing_plugin()), reason=missing_plugin())]
 

@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.h100_schedule.compilation import missing_plugin, tensor_mesh
+from benchmarks.h100_schedule.compilation import tensor_mesh
+from mmjax.training.dry_run.targets import missing_plugin
 from pallas_kernels.collective_matmul import mosaic, mosaic_kernels
 from pallas_kernels.collective_matmul import mosaic_support as mosaic_limits
 from pallas_kernels.collective_matmul.tiling import CollectiveTiling

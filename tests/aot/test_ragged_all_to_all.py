@@ -6,8 +6,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.h100_schedule.compilation import TENSOR, compile_for_h100, missing_plugin, tensor_mesh
-from benchmarks.h100_schedule.overlap import find_collectives
+from benchmarks.h100_schedule.compilation import TENSOR, compile_for_h100, tensor_mesh
+from mmjax.training.dry_run.overlap import find_collectives
+from mmjax.training.dry_run.targets import missing_plugin
 from pallas_kernels.ragged_all_to_all import ragged_all_to_all
 
 pytestmark = [pytest.mark.aot, pytest.mark.skipif(bool(missing_plugin()), reason=missing_plugin())]

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from benchmarks.h100_schedule.scheduled_hlo import parse_scheduled_hlo
 from benchmarks.pipelines.schedules import (
     CASES,
     PipelineBytes,
@@ -13,6 +12,7 @@ from benchmarks.pipelines.schedules import (
     find_sends,
     format_pipelines,
 )
+from mmjax.training.dry_run.scheduled_hlo import parse_scheduled_hlo
 
 COMPILED = PipelineCase(ranks=4, recompute="full", executor="compiled", schedule="1f1b", generator=False, gemms="XLA")
 PERMUTED = "(bf16[8192,4096]{1,0}, bf16[8192,4096]{1,0}) collective-permute-start(%h), source_target_pairs="

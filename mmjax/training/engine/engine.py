@@ -25,7 +25,11 @@ from mmjax.models.structure.parameters import place_host_array
 from mmjax.training.engine.build import build_executor, place_hyperparameters, plan_devices
 from mmjax.training.engine.exchanges import BatchTables, Exchanges
 from mmjax.training.engine.optimizers.layer_optimizer import LayerOptimizer
-from mmjax.training.engine.optimizers.optimizer import init_stage, stage_optimizer_shardings
+from mmjax.training.engine.optimizers.optimizer import (
+    abstract_optimizer_state,
+    init_stage,
+    stage_optimizer_shardings,
+)
 from mmjax.training.engine.optimizers.part_optimizers import make_part_optimizers
 from mmjax.training.engine.placement import (
     PlacedStage,
@@ -274,14 +278,7 @@ class Engine:
     def abstract_optimizer_state(self, stage_id: StageId) -> Tree:
         """Shape, type and sharding of a stage's optimizer state, of the keys that train: `{key: {layer: ...}}`."""
         stage = self.stages[stage_id]
-        if not stage.trained_keys:
-            return {}
-        masters = stage.master_weights.abstract_weights()
-        return jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            jax.eval_shape(self.optimizer_init[stage_id], {key: masters[key] for key in sorted(stage.trained_keys)}),
-            self.optimizer_shardings(stage_id),
-        )
+        return abstract_optimizer_state(self.optimizer, stage.master_weights, stage.trained_keys)
 
     def optimizer_shardings(self, stage_id: StageId) -> Tree:
         """Shardings of a stage's optimizer state: `{key: {layer: ...}}`."""

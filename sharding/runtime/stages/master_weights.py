@@ -96,6 +96,7 @@ class StageMasterWeights:
             key: dict.fromkeys(stack.layers, self._master_shardings(stack, axes_of[key]))
             for key, stack in layer_stacks.items()
         }
+        self.in_host_memory = in_host_memory
         self.shardings = on_host(self.gradient_shardings) if in_host_memory else self.gradient_shardings
         own_specs = {key: self._own_compute_specs(stack, axes_of[key]) for key, stack in layer_stacks.items()}
         own_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), own_specs, is_leaf=is_partition_spec)

@@ -1,6 +1,5 @@
 import pytest
 
-from benchmarks.h100_schedule.overlap import Collective, Matmul, MatmulProduct
 from benchmarks.h100_schedule.programs import ProgramCase
 from benchmarks.h100_schedule.report import (
     H100,
@@ -10,6 +9,7 @@ from benchmarks.h100_schedule.report import (
     format_overview,
     seconds_at_peak,
 )
+from mmjax.training.dry_run.overlap import Collective, Matmul, MatmulProduct
 
 MATMUL = Matmul("y", (MatmulProduct((2048, 7168), 8192),), "jit(f)/dot", "main")
 

@@ -25,6 +25,7 @@ from mmjax.training.verification.error_measures import LARGEST_ERROR
 from mmjax.training.verification.reports import Difference, LayoutReport, ModuleReport
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
+from tests.dry_runs import made_dry_run
 from tests.small_vqa import SmallVQA
 
 
@@ -95,6 +96,7 @@ CHECKS = {
     "TrainConfig": lambda: assert_fits(mmjax.TrainConfig(dataset=SmallVQA), "TrainConfig(dataset=SmallVQA)"),
     "Trainer": check_trainer,
     "describe_data": lambda: assert_fits(mmjax.describe_data(tiny(), samples=20, examples=False), "20 samples"),
+    "dryrun": lambda: assert_fits(made_dry_run(), "2 programs for h100", "16 devices"),
     "from_records": check_records,
     "load": lambda: assert_fits(tiny(), "dataset=EasyVQA", "steps=20"),
     "open_run": lambda: assert_fits(Run(pathlib.Path("runs/short")), "Run('runs/short')"),

@@ -5,6 +5,7 @@ the scale that `sharding/runtime/global_reduction.py` computes of that norm; the
 `layer_optimizer.py`.
 """
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -85,6 +86,20 @@ def init_stage(optimizer: LayerOptimizer, masters: Tree) -> Tree:
         return optimizer.init(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), parameters))
 
     return {key: {layer: init(parameters) for layer, parameters in layers.items()} for key, layers in masters.items()}
+
+
+def abstract_optimizer_state(
+    optimizer: LayerOptimizer, master_weights: StageMasterWeights, trained_keys: Collection[str]
+) -> Tree:
+    """Shapes, types and shardings of a stage's optimizer state; takes the arguments of `stage_optimizer_shardings`."""
+    if not trained_keys:
+        return {}
+    masters = master_weights.abstract_weights()
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        jax.eval_shape(functools.partial(init_stage, optimizer), {key: masters[key] for key in sorted(trained_keys)}),
+        stage_optimizer_shardings(optimizer, master_weights, trained_keys),
+    )
 
 
 def make_stage_update(

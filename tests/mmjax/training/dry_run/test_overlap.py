@@ -1,7 +1,15 @@
 import pytest
 
-from benchmarks.h100_schedule.overlap import executions, find_collectives, find_matmuls
-from benchmarks.h100_schedule.scheduled_hlo import parse_scheduled_hlo
+from mmjax.training.dry_run.overlap import (
+    Collective,
+    Matmul,
+    MatmulProduct,
+    covered_by,
+    executions,
+    find_collectives,
+    find_matmuls,
+)
+from mmjax.training.dry_run.scheduled_hlo import parse_scheduled_hlo
 
 COMPUTATIONS = """HloModule jit_f, is_scheduled=true
 
@@ -177,3 +185,46 @@ def test_where_the_model_says_it_is_named():
 def test_a_matmul_that_does_not_say_what_it_contracts_is_refused():
     with pytest.raises(ValueError, match="y does not say what it contracts"):
         find_matmuls(scheduled('%y = bf16[8,32]{1,0} custom-call(%x, %w), custom_call_target="__cublas$gemm"'))
+
+
+@pytest.mark.parametrize(
+    ("result", "operands", "target"),
+    [
+        ("bf16[2,4,4,6]", "%image, %kernel", "convForward"),
+        ("bf16[2,8,8,3]", "%output, %kernel", "convBackwardInput"),
+        ("bf16[6,3,3,3]", "%image, %output", "convBackwardFilter"),
+    ],
+)
+def test_a_convolution_and_its_gradients_compute_the_products_of_each_output(result, operands, target):
+    """A kernel of 3 x 3 pixels with stride 2: each of 2 x 4 x 4 x 6 outputs sums 3 x 3 x 3 products."""
+    program = scheduled(
+        "%image = bf16[2,8,8,3]{3,2,1,0} parameter(3)",
+        "%kernel = bf16[6,3,3,3]{3,2,1,0} parameter(4)",
+        "%output = bf16[2,4,4,6]{3,2,1,0} parameter(5)",
+        f"%c = ({result}{{3,2,1,0}}, u8[0]{{0}}) custom-call({operands}), window={{size=3x3 stride=2x2}}, "
+        f'dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn${target}"',
+    )
+    (matmul,) = find_matmuls(program)
+    assert matmul.flops == 2 * (2 * 4 * 4 * 6) * (3 * 3 * 3)
+
+
+@pytest.mark.parametrize(
+    ("synchronous", "products", "expected"),
+    [
+        (False, ((MatmulProduct((4, 8), 16),) * 2), "2 x [4, 8] over 16"),
+        (False, (), "kernels"),
+        (True, (MatmulProduct((4, 8), 16),), ""),
+    ],
+)
+def test_a_collective_is_covered_by_the_matmuls_beside_it(synchronous, products, expected):
+    collective = Collective(
+        name="all-gather",
+        kind="all-gather",
+        operation="",
+        computation="main",
+        size=1,
+        smaller=1,
+        synchronous=synchronous,
+        concurrent_matmuls=(Matmul("dot", products, "", "main"),),
+    )
+    assert covered_by(collective) == expected

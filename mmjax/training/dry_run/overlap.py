@@ -4,11 +4,12 @@ A collective runs from its start to its done. What is issued between them runs a
 device has room: the schedule says what may overlap, not how long either takes.
 """
 
+import collections
 import dataclasses
 import math
 import re
 
-from benchmarks.h100_schedule.scheduled_hlo import (
+from mmjax.training.dry_run.scheduled_hlo import (
     Computation,
     Instruction,
     ScheduledProgram,
@@ -19,14 +20,16 @@ from benchmarks.h100_schedule.scheduled_hlo import (
 KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",
          "reduce-scatter")  # fmt: skip
 _GEMMS = ("__cublas$",)
+_CONVOLUTIONS = ("__cudnn$conv",)
 _KERNELS = ("__cudnn$fmha", "mosaic_gpu")  # matmuls of which the program says no shapes
 _CONTRACTING = re.compile(r"lhs_contracting_dim(?:ension)?s\"?[=:][{\[]([\d,\"]*)[}\]]")
+_LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
 
 
 @dataclasses.dataclass(frozen=True)
 class MatmulProduct:
-    """One matmul: the shape of its result, and how many indices it sums over."""
+    """One matmul or convolution: the shape of its result, and how many products each element sums up."""
 
     shape: tuple[int, ...]
     summed: int
@@ -111,6 +114,16 @@ def find_matmuls(program: ScheduledProgram) -> list[Matmul]:
         if instruction.opcode not in ("while", "call", "conditional")
         for matmul in _matmul(program, computation, instruction)
     ]
+
+
+def covered_by(collective: Collective) -> str:
+    """The matmuls that run while a collective does, in words; empty if it is exposed."""
+    if not collective.hidden:
+        return ""
+    counted = collections.Counter(
+        str(product) for matmul in collective.concurrent_matmuls for product in matmul.products
+    )
+    return ", ".join(f"{count} x {product}" for product, count in counted.items()) or "kernels"
 
 
 def executions(program: ScheduledProgram) -> dict[str, int]:
@@ -208,11 +221,15 @@ def _products(
     """The matmuls of an instruction and of all that it calls; None if there is none."""
     if instruction.opcode == "dot":
         return (_product(computation, instruction),)
+    if instruction.opcode == "convolution":
+        return (_convolution(computation, instruction, ""),)
     if instruction.opcode == "custom-call":
         target = re.search(r'custom_call_target="([^"]*)"', instruction.rest)
         name = target[1] if target else ""
         if name.startswith(_GEMMS):
             return (_product(computation, instruction),)
+        if name.startswith(_CONVOLUTIONS):
+            return (_convolution(computation, instruction, name),)
         return () if name.startswith(_KERNELS) else None
     inside = [
         products
@@ -233,3 +250,18 @@ def _product(computation: Computation, instruction: Instruction) -> MatmulProduc
     ((_, left),) = result_arrays(computation[instruction.operands[0]].type)
     dimensions = [int(number) for number in re.findall(r"\d+", contracting[1])]
     return MatmulProduct(result_arrays(instruction.type)[0][1], math.prod(left[at] for at in dimensions))
+
+
+def _convolution(computation: Computation, instruction: Instruction, target: str) -> MatmulProduct:
+    """A convolution, or a gradient of one, as the matmul of its patches with its weights, which has as many FLOPs."""
+    labels = _LABELS.search(instruction.rest)
+    if labels is None:
+        raise ValueError(f"{instruction.name} does not say its dimensions: {instruction.rest[:200]}")
+    result = result_arrays(instruction.type)[0][1]
+    first, second = (result_arrays(computation[name].type)[0][1] for name in instruction.operands[:2])
+    of_output, weights = result, second
+    if "BackwardInput" in target:
+        of_output = first
+    elif "BackwardFilter" in target:
+        of_output, weights = second, result
+    return MatmulProduct(of_output, math.prod(weights) // weights[labels[1].index("o")])

@@ -1,6 +1,6 @@
 import pytest
 
-from benchmarks.h100_schedule.scheduled_hlo import parse_scheduled_hlo, result_arrays, result_bytes
+from mmjax.training.dry_run.scheduled_hlo import parse_scheduled_hlo, result_arrays, result_bytes
 
 PROGRAM = """HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[4]{0})->f32[4]{0}}, num_partitions=4
 

@@ -137,4 +137,4 @@ def result_bytes(type_: str) -> int:
 
 
 def _bits(kind: str) -> int:
-    return _BITS[kind] if kind in _BITS else int(re.search(r"\d+", kind)[0])
+    return _BITS[kind] if kind in _BITS else int(re.findall(r"\d+", kind)[0])
