@@ -26,7 +26,7 @@ _PACKAGES = ("configs", "data", "mmjax", "pallas_kernels", "sharding")
 _OPERATION = re.compile(r'op_name="([^"]+)"')
 _SOURCE = re.compile(r"Suspected Python Code Location:\s+(\S+?):(\d+)")
 
-_CUBLAS = {"xla_gpu_enable_triton_gemm": False}
+_CUBLAS: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
 """Compiler options that leave matmuls to cuBLAS."""
 
 
