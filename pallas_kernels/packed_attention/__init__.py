@@ -6,7 +6,12 @@ blocks in plain XLA for everything else. Where ranks divide the positions of a r
 written only where a measurement on a GPU shows that it pays, and none has been made.
 """
 
-from pallas_kernels.packed_attention.api import IMPLEMENTATIONS, packed_attention, use_attention_implementation
+from pallas_kernels.packed_attention.api import (
+    IMPLEMENTATIONS,
+    full_attention,
+    packed_attention,
+    use_attention_implementation,
+)
 from pallas_kernels.packed_attention.head_exchange import HeadExchangeMask
 from pallas_kernels.packed_attention.ring_mask import RingMask, make_ring_mask
 from pallas_kernels.packed_attention.segment_mask import SegmentMask, make_segment_mask
@@ -16,6 +21,7 @@ __all__ = [
     "HeadExchangeMask",
     "RingMask",
     "SegmentMask",
+    "full_attention",
     "make_ring_mask",
     "make_segment_mask",
     "packed_attention",

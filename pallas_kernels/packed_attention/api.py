@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_kernels.fallbacks import warn_once
 from pallas_kernels.packed_attention import blocked, cudnn, dense
@@ -20,7 +21,7 @@ from pallas_kernels.packed_attention.head_exchange import (
 )
 from pallas_kernels.packed_attention.ring_mask import RingMask
 from pallas_kernels.packed_attention.scores import ScoreOptions
-from pallas_kernels.packed_attention.segment_mask import MAX_DENSE_PAIRS, SegmentMask
+from pallas_kernels.packed_attention.segment_mask import MAX_DENSE_PAIRS, SegmentMask, make_segment_mask
 
 IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
     "dense": dense.attend,
@@ -28,6 +29,9 @@ IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
     "cudnn": cudnn.attend,
 }
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+
+MAX_SCORE_BYTES = 2**30
+"""Bytes of float32 scores up to which `full_attention` is dense on CPUs."""
 
 Mask = SegmentMask | RingMask | HeadExchangeMask
 
@@ -110,6 +114,35 @@ def packed_attention(
         except NotImplementedError as error:
             warn_once(f"packed attention is {'dense' if short else 'blocked'} on this GPU, because {error}")
     return (dense if short else blocked).attend(*operands)
+
+
+def full_attention(query: jax.Array, key: jax.Array, value: jax.Array, *, scale: float | None = None) -> jax.Array:
+    """softmax(scale * query key^T) value, where every query attends to every key of its item.
+
+    On GPUs it is cuDNN's, which keeps no scores in memory, where cuDNN takes the arrays; if not, a warning says why,
+    once. Elsewhere it is dense, and blocked where the scores would take more than `MAX_SCORE_BYTES`.
+
+    Args:
+        query: `[b, s, h, e]`.
+        key, value: `[b, t, k, e]` and `[b, t, k, u]`; k divides h.
+        scale: Factor of the products of queries and keys; by default 1 / sqrt(e).
+
+    Returns:
+        `[b, s, h, u]`.
+    """
+    scale = query.shape[3] ** -0.5 if scale is None else scale
+    default = _default.get()
+    if default == "cudnn" or (default is None and jax.default_backend() == "gpu"):
+        try:
+            return cudnn.attend_to_all(query, key, value, scale)
+        except NotImplementedError as error:
+            warn_once(f"full attention is not cuDNN's on this GPU, because {error}")
+    (items, queries, heads, _), keys = query.shape, key.shape[1]
+    if default == "dense" or 4 * items * heads * queries * keys <= MAX_SCORE_BYTES:
+        return jax.nn.dot_product_attention(query, key, value, scale=scale)
+    of_queries, of_keys = (np.ones((items, length), np.int32) for length in (queries, keys))
+    mask = make_segment_mask(of_queries, keys=of_keys)
+    return blocked.attend(query, key, value, mask, None, ScoreOptions(scale, 0.0))
 
 
 def _check_implementation(implementation: str) -> str:

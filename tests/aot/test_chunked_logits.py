@@ -6,8 +6,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.h100_schedule.compilation import missing_plugin, tensor_mesh
+from benchmarks.h100_schedule.compilation import tensor_mesh
 from mmjax.models.layers.chunked_logits import chunked_logits
+from mmjax.training.dry_run.targets import missing_plugin
 from sharding.axes import Axes
 
 pytestmark = [pytest.mark.aot, pytest.mark.skipif(bool(missing_plugin()), reason=missing_plugin())]

@@ -8,7 +8,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.h100_schedule.compilation import TENSOR, missing_plugin, tensor_mesh
+from benchmarks.h100_schedule.compilation import TENSOR, tensor_mesh
+from mmjax.training.dry_run.targets import missing_plugin
 from pallas_kernels.grouped_matmul import grouped_matmul
 
 pytestmark = [pytest.mark.aot, pytest.mark.skipif(bool(missing_plugin()), reason=missing_plugin())]

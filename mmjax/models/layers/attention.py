@@ -12,7 +12,7 @@ from configs.modules.transformer import TransformerConfig
 from mmjax.models.layers.linear import Linear, column_parallel_projections, constant_parameter
 from mmjax.models.layers.normalization import Norm, build_norm, normalise_mean_square
 from mmjax.models.layers.positions import Rotation, apply_rotary
-from pallas_kernels.packed_attention.api import Mask, packed_attention
+from pallas_kernels.packed_attention.api import Mask, full_attention, packed_attention
 from sharding.axes import Axes
 
 
@@ -93,7 +93,7 @@ class Attention(nnx.Module):
         """
         query, key, value = self.project_query_key_value(x, context, axes, rotary)
         if mask is None:
-            heads_output = jax.nn.dot_product_attention(query, key, value, scale=self.score_scale)  # [r, s, h, e]
+            heads_output = full_attention(query, key, value, scale=self.score_scale)  # [r, s, h, e]
         else:
             heads_output = self.attend(query, key, value, mask)
         return self.project_output(heads_output, axes)

@@ -15,6 +15,7 @@ from configs.architectures import AutoencoderConfig
 from mmjax.models.layers.linear import Convolution, Linear
 from mmjax.models.layers.normalization import GroupNorm
 from mmjax.models.modalities.generators.unet_blocks import FeatureMaps, OutputMaps, ResidualBlock, upsample_nearest
+from pallas_kernels.packed_attention import full_attention
 from sharding.axes import Axes
 
 EPSILON = 1e-6
@@ -46,7 +47,7 @@ class MapAttention(nnx.Module):
         """Attends among the pixels of each map."""
         pixels = self.norm(x).reshape(x.shape[0], -1, 1, x.shape[-1])  # [b, y x, 1, c]
         query, key, value = (projection(pixels, axes) for projection in (self.query, self.key, self.value))
-        return x + self.output(jax.nn.dot_product_attention(query, key, value), axes).reshape(x.shape)
+        return x + self.output(full_attention(query, key, value), axes).reshape(x.shape)
 
 
 class MiddleBlock(nnx.Module):

@@ -23,6 +23,7 @@ from mmjax.models.layers.normalization import RMSNorm, standardise
 from mmjax.models.layers.positions import Rotation, apply_rotary
 from mmjax.models.structure.module import ModuleInputs, PieceModule
 from pallas_kernels.collective_matmul import split_sequence
+from pallas_kernels.packed_attention import full_attention
 from sharding.axes import Axes
 
 EPSILON = 1e-6
@@ -242,7 +243,7 @@ class DoubleStreamBlock(DiTBlock):
         query, key, value = (jnp.concatenate(pair, axis=1) for pair in zip(*projected, strict=True))
         if rotary is not None:
             query, key = apply_rotary(query, rotary), apply_rotary(key, rotary)
-        return _split_conditions(jax.nn.dot_product_attention(query, key, value), self.config)
+        return _split_conditions(full_attention(query, key, value), self.config)
 
 
 def _add_mlp(stream: TokenStream, x: Tokens, modulation: list[Vector], axes: Axes) -> Tokens:
