@@ -21,6 +21,8 @@ KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "coll
          "reduce-scatter")  # fmt: skip
 _GEMMS = ("__cublas$",)
 _CONVOLUTIONS = ("__cudnn$conv",)
+_MOSAIC = "mosaic_gpu"
+_FLOATS = ("bf16", "f16", "f32")
 _KERNELS = ("__cudnn$fmha", "mosaic_gpu")  # matmuls of which the program says no shapes
 _CONTRACTING = re.compile(r"lhs_contracting_dim(?:ension)?s\"?[=:][{\[]([\d,\"]*)[}\]]")
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
@@ -230,6 +232,8 @@ def _products(
             return (_product(computation, instruction),)
         if name.startswith(_CONVOLUTIONS):
             return (_convolution(computation, instruction, name),)
+        if name.startswith(_MOSAIC) and (product := _grouped(instruction)):
+            return (product,)
         return () if name.startswith(_KERNELS) else None
     inside = [
         products
@@ -250,6 +254,25 @@ def _product(computation: Computation, instruction: Instruction) -> MatmulProduc
     ((_, left),) = result_arrays(computation[instruction.operands[0]].type)
     dimensions = [int(number) for number in re.findall(r"\d+", contracting[1])]
     return MatmulProduct(result_arrays(instruction.type)[0][1], math.prod(left[at] for at in dimensions))
+
+
+def _grouped(instruction: Instruction) -> MatmulProduct | None:
+    """A grouped matmul of our kernels (`pallas_kernels.grouped_matmul`), by its shapes: all rows times one matrix.
+
+    Its operands are sizes of groups `[g]`, then rows and matrices, or two arrays of rows. None for other kernels.
+    """
+    constraints = re.search(r"operand_layout_constraints=\{(.*?)\}, \w+=", instruction.rest)
+    (_, result), *more = result_arrays(instruction.type)
+    shapes = [shape for kind, shape in result_arrays(constraints[1] if constraints else "") if kind.startswith(_FLOATS)]
+    groups = [shape for kind, shape in result_arrays(constraints[1] if constraints else "") if kind == "s32"]
+    if more or not groups or len(shapes) != 2 or len(shapes[0]) != 2:
+        return None
+    rows, inner = shapes[0]
+    if len(shapes[1]) == 3 and result[0] == rows:  # the product, or the dgrad
+        return MatmulProduct(result, inner)
+    if len(result) == 3 and shapes[1][0] == rows:  # the wgrad: each row belongs to one group
+        return MatmulProduct(result[1:], rows)
+    return None
 
 
 def _convolution(computation: Computation, instruction: Instruction, target: str) -> MatmulProduct:

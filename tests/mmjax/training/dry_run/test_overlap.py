@@ -228,3 +228,34 @@ def test_a_collective_is_covered_by_the_matmuls_beside_it(synchronous, products,
         concurrent_matmuls=(Matmul("dot", products, "", "main"),),
     )
     assert covered_by(collective) == expected
+
+
+@pytest.mark.parametrize(
+    ("result", "operands", "products"),
+    [
+        (
+            "bf16[8192,768]{1,0}",
+            "s32[16]{0}, bf16[8192,2048]{1,0}, bf16[16,2048,768]{2,1,0}",
+            ["[8192, 768] over 2048"],
+        ),
+        (
+            "bf16[8192,2048]{1,0}",
+            "s32[16]{0}, bf16[8192,768]{1,0}, bf16[16,2048,768]{2,1,0}",
+            ["[8192, 2048] over 768"],
+        ),
+        (
+            "bf16[16,2048,768]{2,1,0}",
+            "s32[16]{0}, s32[16]{0}, bf16[8192,2048]{1,0}, bf16[8192,768]{1,0}",
+            ["[2048, 768] over 8192"],
+        ),
+        ("bf16[4,64,128]{2,1,0}", "bf16[64,128]{1,0}, bf16[128,128]{1,0}", []),
+    ],
+)
+def test_grouped_kernels_compute_what_their_rows_do(result, operands, products):
+    line = (
+        f'  %k = {result} custom-call(%a), custom_call_target="mosaic_gpu_v2", '
+        f"operand_layout_constraints={{{operands}}}, api_version=API_VERSION_TYPED_FFI"
+    )
+    text = f"HloModule m, is_scheduled=true\n\nENTRY %main () -> f32[] {{\n{line}\n}}\n"
+    (matmul,) = find_matmuls(parse_scheduled_hlo(text))
+    assert [str(product) for product in matmul.products] == products
