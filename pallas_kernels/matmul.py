@@ -13,10 +13,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.custom_derivatives import CustomVJPPrimal
 
-from pallas_kernels.fp8 import MatmulFormat, Operand, dense, gradient_operand, operand
+from pallas_kernels.fp8 import MatmulFormat, Operand, contract, gradient_operand, operand
 from pallas_kernels.varying import make_varying, varying_axes
 
 
@@ -32,19 +31,18 @@ def matmul(x: jax.Array, w: jax.Array, matmul_format: MatmulFormat = "native") -
 
 def product(x: Operand, w: Operand, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
     """`[..., d] @ [d, f]`, the forward."""
-    return jnp.matmul(dense(x), dense(w), preferred_element_type=dtype)
+    return contract(x, w, ((x.ndim - 1,), (0,)), dtype)
 
 
 def input_gradient(cotangent: Operand, w: Operand, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
     """The dgrad of x @ w, `[..., d]`: the cotangent `[..., f]` times the transpose of w `[d, f]`."""
-    return jnp.einsum("...f,df->...d", dense(cotangent), dense(w), preferred_element_type=dtype)
+    return contract(cotangent, w, ((cotangent.ndim - 1,), (1,)), dtype)
 
 
 def weight_gradient(x: Operand, cotangent: Operand, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
     """The wgrad of x @ w, `[d, f]`, given x `[..., d]` and the cotangent `[..., f]`."""
-    x, cotangent = dense(x), dense(cotangent)
     leading = tuple(range(x.ndim - 1))
-    return lax.dot_general(x, cotangent, ((leading, leading), ((), ())), preferred_element_type=dtype)
+    return contract(x, cotangent, (leading, leading), dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -13,7 +13,7 @@ from hypothesis import strategies
 from jax.sharding import AbstractDevice, AxisType
 
 from pallas_kernels.fallbacks import warn_once
-from pallas_kernels.fp8 import operand, quantize
+from pallas_kernels.fp8 import gradient_operand, operand, quantize, use_unbounded_exponents
 from pallas_kernels.matmul import matmul
 
 FORMATS = {"e4m3": (ml_dtypes.float8_e4m3fn, 448.0, 2.0**-6), "e5m2": (ml_dtypes.float8_e5m2, 57344.0, 2.0**-14)}
@@ -66,7 +66,20 @@ def test_values_are_rounded_alike_by_any_scale_that_leaves_them_normal(kind, shi
 
 
 @by_kind
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_with_unbounded_exponents_all_but_subnormal_values_are_the_same(kind):
+    x = normal(4096)
+    with use_unbounded_exponents():
+        unbounded = (operand if kind == "e4m3" else gradient_operand)(x, "fp8")
+    _, largest_number, smallest_normal = FORMATS[kind]
+    is_normal = np.abs(x) >= 2 * smallest_normal / largest_number * np.abs(x).max()
+    np.testing.assert_array_equal(dense(x, kind)[is_normal], np.asarray(unbounded)[is_normal])
+    tiny = 2.0**-60 * x
+    with use_unbounded_exponents():
+        np.testing.assert_array_equal(operand(tiny, "fp8"), 2.0**-60 * operand(x, "fp8"))
+
+
+@by_kind
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_zeros_stay_zeros_and_the_smallest_numbers_do_not_overflow(kind, dtype):
     np.testing.assert_array_equal(dense(jnp.zeros(4, dtype), kind), 0.0)
     smallest = jnp.asarray([jnp.finfo(dtype).tiny, 0.0], dtype)
