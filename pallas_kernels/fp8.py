@@ -108,10 +108,10 @@ def contract(
     a: Operand, b: Operand, dimensions: tuple[tuple[int, ...], tuple[int, ...]], dtype: jax.typing.DTypeLike
 ) -> jax.Array:
     """The product of two operands of one format, summed in float32 over dimensions of both, in a precision."""
-    if not (isinstance(a, Fp8Array) and isinstance(b, Fp8Array)):
-        return lax.dot_general(a, b, (dimensions, ((), ())), preferred_element_type=dtype)
-    unscaled = lax.dot_general(a.values, b.values, (dimensions, ((), ())), preferred_element_type=dtype)
-    return unscaled * (a.scale * b.scale).astype(dtype)  # powers of two: nothing is rounded
+    if isinstance(a, Fp8Array) and isinstance(b, Fp8Array):
+        unscaled = lax.dot_general(a.values, b.values, (dimensions, ((), ())), preferred_element_type=dtype)
+        return unscaled * (a.scale * b.scale).astype(dtype)  # powers of two: nothing is rounded
+    return lax.dot_general(dense(a), dense(b), (dimensions, ((), ())), preferred_element_type=dtype)
 
 
 def dense(x: Operand) -> jax.Array:

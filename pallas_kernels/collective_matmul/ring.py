@@ -100,13 +100,13 @@ def gather_matmul(
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2])
     positions = ring.ranks * ring.shard_size
     outputs = tuple(_zeros_varying_as((*x.shape[:-2], positions, w.shape[1]), x.dtype, (x, w)) for w in weights)
-    shards, weights = ring.split_shard(x), tuple(operand(w, matmul_format) for w in weights)
+    shards, operands = ring.split_shard(x), tuple(operand(w, matmul_format) for w in weights)
     for step in range(ring.ranks):
         for part in range(ring.parts):
-            shard, outputs, weights = lax.optimization_barrier((shards[part], outputs, weights))
+            shard, outputs, operands = lax.optimization_barrier((shards[part], outputs, operands))
             shards[part] = ring.receive_shard(shard, part) if step + 1 < ring.ranks else shard
             multiplied = operand(shard, matmul_format)
-            products = (product(multiplied, w).astype(x.dtype) for w in weights)
+            products = (product(multiplied, w).astype(x.dtype) for w in operands)
             start = ring.shard_start(step, part)
             outputs = tuple(_write(y, output, start) for y, output in zip(products, outputs, strict=True))
     return outputs
@@ -123,11 +123,11 @@ def gather_matmul_backward(
     """See `reference.gather_matmul_backward`: shards of x are sent for the wgrads, sums of the dgrad against them."""
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2])
     wgrads = tuple(_zeros_varying_as(w.shape, jnp.float32, (x, y)) for w, y in zip(weights, cotangents, strict=True))
-    shards, weights = ring.split_shard(x), tuple(operand(w, matmul_format) for w in weights)
+    shards, operands = ring.split_shard(x), tuple(operand(w, matmul_format) for w in weights)
     dgrads: list[Any] = [None] * ring.parts
     for step in range(ring.ranks):
         for part in range(ring.parts):
-            shard, dgrad, wgrads, weights = lax.optimization_barrier((shards[part], dgrads[part], wgrads, weights))
+            shard, dgrad, wgrads, operands = lax.optimization_barrier((shards[part], dgrads[part], wgrads, operands))
             shards[part] = ring.receive_shard(shard, part) if step + 1 < ring.ranks else shard
             start = ring.shard_start(step, part)
             shard_cotangents = [gradient_operand(ring.slice_part(y, start), matmul_format) for y in cotangents]
@@ -136,11 +136,11 @@ def gather_matmul_backward(
             wgrads = tuple(wgrad + weight_gradient(multiplied, y) for wgrad, y in pairs)
             # XLA runs one collective at a time: the shard is sent during the products above, the sum during the
             # products below
-            shards[part], dgrad, wgrads, weights = lax.optimization_barrier((shards[part], dgrad, wgrads, weights))
+            shards[part], dgrad, wgrads, operands = lax.optimization_barrier((shards[part], dgrad, wgrads, operands))
             received = ring.receive_sum(dgrad, part) if step else None
             start = ring.sum_start(step, part)
             sum_cotangents = [gradient_operand(ring.slice_part(y, start), matmul_format) for y in cotangents]
-            summand = sum_arrays([input_gradient(y, w) for y, w in zip(sum_cotangents, weights, strict=True)])
+            summand = sum_arrays([input_gradient(y, w) for y, w in zip(sum_cotangents, operands, strict=True)])
             dgrads[part] = _add_rounded(received, summand, x.dtype)
     return jnp.concatenate(dgrads, axis=-2), wgrads
 

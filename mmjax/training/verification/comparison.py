@@ -40,7 +40,7 @@ from mmjax.training.verification.layout_results import (
     step_results,
 )
 from mmjax.training.verification.layouts.layout_kinds import NamedLayout
-from mmjax.training.verification.precisions import Precision, model_in
+from mmjax.training.verification.layouts.precisions import Precision, model_in
 from mmjax.training.verification.reference import (
     MATMUL_PRECISION,
     Reference,

@@ -21,7 +21,7 @@ from mmjax.training.verification.comparison import verify_layouts
 from mmjax.training.verification.layouts.default_layouts import default_layouts
 from mmjax.training.verification.layouts.divided_plans import GlobalRows
 from mmjax.training.verification.layouts.layout_kinds import NamedLayout
-from mmjax.training.verification.precisions import model_in, precisions_of
+from mmjax.training.verification.layouts.precisions import model_in, precisions_of
 from mmjax.training.verification.reference import MATMUL_PRECISION, Reference, run_reference
 from mmjax.training.verification.reports import LayoutReport
 from mmjax.training.verification.whole_arrays import check_message_size

@@ -17,7 +17,7 @@ from mmjax.training.engine.compilation import compile_evaluation, compile_step
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.stage_layouts import piece_key
 from mmjax.training.evaluation import AnswerScore, local_score
-from mmjax.training.verification.precisions import Precision, parameter_dtype, rounding_unit
+from mmjax.training.verification.layouts.precisions import Precision, parameter_dtype, rounding_unit
 from mmjax.training.verification.whole_arrays import Name, gather_whole_arrays
 from sharding.runtime.coordination import wait_for_processes
 from sharding.runtime.pipeline import TrainState

@@ -34,8 +34,8 @@ from mmjax.training.verification.error_measures import (
     loss_errors,
 )
 from mmjax.training.verification.layout_results import Leaves, StepInputs, host_leaves, leaves_by_name, perturb
+from mmjax.training.verification.layouts.precisions import PERTURBATIONS, Precision
 from mmjax.training.verification.likely_targets import in_packed_rows, likely_tokens, replace_packed_targets
-from mmjax.training.verification.precisions import PERTURBATIONS, Precision
 from mmjax.training.verification.reference_optimizer import ReferenceOptimizer
 from mmjax.training.verification.unpacked_batches import unpacked_batch, unpacked_shape
 from mmjax.training.verification.whole_arrays import share_from_first_process
@@ -307,7 +307,8 @@ class _RoundingMeasure:
     """
 
     def __init__(self, precision: Precision, compute: ModelFunction, exact: ModelFunction, count: int) -> None:
-        self.precision, self._compute, self._exact, self._count = precision, compute, exact, count
+        self.precision: Precision = precision
+        self._compute, self._exact, self._count = compute, exact, count
         self._losses: dict[str, float] = {}
         self._gradients: ParameterErrors = {}
         self._scales: dict[str, list[float]] = {}

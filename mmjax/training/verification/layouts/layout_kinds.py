@@ -16,7 +16,7 @@ from mmjax.training.verification.layouts.divided_plans import (
     plan_with_chain,
     with_communication,
 )
-from mmjax.training.verification.precisions import Precision
+from mmjax.training.verification.layouts.precisions import Precision
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.plan_error import PlanError
 from sharding.specs.modules import ModuleGraph

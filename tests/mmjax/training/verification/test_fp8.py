@@ -5,7 +5,7 @@ import pytest
 from mmjax.training.verification import comparison
 from mmjax.training.verification.configured_run import verify_run
 from mmjax.training.verification.layouts.layout_kinds import NamedLayout
-from mmjax.training.verification.precisions import model_in, precisions_of
+from mmjax.training.verification.layouts.precisions import model_in, precisions_of
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
