@@ -97,6 +97,16 @@ class ModelConfig:
         return next((lora for lora in self.lora if lora.part == name), None)
 
     @property
+    def uses_fp8(self) -> bool:
+        """Whether some blocks have matmuls with FP8 operands."""
+        return any(module.fp8 for module in (*self.encoders, self.backbone))
+
+    def with_fp8(self, layers: tuple[str, ...]) -> "ModelConfig":
+        """Returns the model with FP8 operands in these layers of all blocks of encoders and backbone, and no others."""
+        encoders = tuple(dataclasses.replace(encoder, fp8=layers) for encoder in self.encoders)
+        return dataclasses.replace(self, encoders=encoders, backbone=dataclasses.replace(self.backbone, fp8=layers))
+
+    @property
     def early_blocks(self) -> int:
         """Number of the backbone's first blocks to whose outputs features of encoders are added."""
         return max((len(encoder.tapped_layers) for encoder in self.encoders), default=0)

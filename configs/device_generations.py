@@ -51,6 +51,7 @@ class DeviceGeneration:
         attention: Rates of fused attention, by increasing head width.
         attention_block: Keys that attention takes at a time, and queries of which a block of the mask is skipped.
         effects: Effects by which steps take longer than their kernels and transfers one by one.
+        fp8_rate: Peak of FP8 matmuls in units of the peak of bfloat16 matmuls; 1 for devices that multiply no FP8.
     """
 
     multiprocessors: int
@@ -65,12 +66,14 @@ class DeviceGeneration:
     attention: tuple[AttentionRate, ...]
     attention_block: int
     effects: CostEffects = CostEffects()
+    fp8_rate: float = 1.0
 
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
         for name in ("multiprocessors", "inner_step", "l2_bandwidth", "multicast"):
             self._check(name, 0 < getattr(self, name) < math.inf, "be positive and finite")
+        self._check("fp8_rate", 1 <= self.fp8_rate < math.inf, "be at least 1 and finite")
         for name in ("loop_share", "power_share"):
             self._check(name, 0 < getattr(self, name) <= 1, "be above 0 and at most 1")
         for name in ("tile_latency", "attention_block"):
@@ -99,6 +102,9 @@ class DeviceGeneration:
 # data"). Without `loop_share` the tiles of the first would reach 308; the second gives `power_share`,
 # 295 / 312 (257 / 295)^3. Hopper reaches 80.3% at the best of all shapes, 2048 x 2048 x 13312 (stas00/ml-engineering,
 # "maximum achievable matmul FLOPS"); `loop_share` is assumed to be the same, and its tiles would reach 91.4%.
+#
+# FP8: the data sheets print twice the bfloat16 peak, such as 1,979 TFLOP/s without sparsity for an H100 SXM, 296 for an
+# H20 and 4,500 for a B200; an A100 has none. Its tiles, loops and clock are taken to be bfloat16's.
 #
 # Attention: FlashAttention-2 (arXiv 2307.08691) and FlashAttention-3 (arXiv 2407.08608), figures 5 and 6 of both, for
 # 16,384 positions without a mask. Both take keys and queries in blocks of about 128.
@@ -154,6 +160,7 @@ HOPPER = DeviceGeneration(
     attention=(AttentionRate(64, 497 / 989, 474 / 989), AttentionRate(128, 648 / 989, 561 / 989)),
     attention_block=128,
     effects=HOPPER_EFFECTS,
+    fp8_rate=2.0,
 )
 # H20 and Blackwell are assumptions, for want of published measurements: Hopper's tiles, latencies and shares. An H20
 # has 78 of the same multiprocessors, each with as much of the cache's bandwidth. A B200 has 148 whose peak is higher;

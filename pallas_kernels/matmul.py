@@ -9,46 +9,61 @@ bfloat16, but the flattened x would be saved beside the x that others save, once
 layers of models use this matmul; the collective matmuls use the products of its backward.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.custom_derivatives import CustomVJPPrimal
 
+from pallas_kernels.fp8 import MatmulFormat, Operand, contract, gradient_operand, operand
 from pallas_kernels.varying import make_varying, varying_axes
 
 
-def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
-    """`[..., d] @ [d, f]`, as `jnp.matmul`, with its wgrad in the form above; only reverse-mode differentiation."""
+def matmul(x: jax.Array, w: jax.Array, matmul_format: MatmulFormat = "native") -> jax.Array:
+    """`[..., d] @ [d, f]`, as `jnp.matmul`, with its wgrad in the form above; only reverse-mode differentiation.
+
+    With `matmul_format` "fp8" the operands of all three products are rounded to FP8 (`pallas_kernels.fp8`).
+    """
     # JAX would do this inside of `_matmul`; here it also sums the gradients of what is the same on all ranks.
     x, w = make_varying(x, tuple(sorted(varying_axes(w)))), make_varying(w, tuple(sorted(varying_axes(x))))
-    return _matmul(x, w)
+    return _matmul(x, w, matmul_format)
 
 
-def input_gradient(cotangent: jax.Array, w: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
+def product(x: Operand, w: Operand, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
+    """`[..., d] @ [d, f]`, the forward."""
+    return contract(x, w, ((x.ndim - 1,), (0,)), dtype)
+
+
+def input_gradient(cotangent: Operand, w: Operand, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
     """The dgrad of x @ w, `[..., d]`: the cotangent `[..., f]` times the transpose of w `[d, f]`."""
-    return jnp.einsum("...f,df->...d", cotangent, w, preferred_element_type=dtype)
+    return contract(cotangent, w, ((cotangent.ndim - 1,), (1,)), dtype)
 
 
-def weight_gradient(x: jax.Array, cotangent: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
+def weight_gradient(x: Operand, cotangent: Operand, dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
     """The wgrad of x @ w, `[d, f]`, given x `[..., d]` and the cotangent `[..., f]`."""
     leading = tuple(range(x.ndim - 1))
-    return lax.dot_general(x, cotangent, ((leading, leading), ((), ())), preferred_element_type=dtype)
+    return contract(x, cotangent, (leading, leading), dtype)
 
 
-@jax.custom_vjp
-def _matmul(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jnp.matmul(x, w)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _matmul(x: jax.Array, w: jax.Array, matmul_format: MatmulFormat) -> jax.Array:
+    return product(operand(x, matmul_format), operand(w, matmul_format), x.dtype)
 
 
-def _forward(x: CustomVJPPrimal, w: CustomVJPPrimal) -> tuple[jax.Array, tuple]:
-    """Saves an operand only if the other one is differentiated: nothing of x for a frozen weight."""
-    return jnp.matmul(x.value, w.value), (x.value if w.perturbed else None, w.value if x.perturbed else None)
+def _forward(x: CustomVJPPrimal, w: CustomVJPPrimal, matmul_format: MatmulFormat) -> tuple[jax.Array, tuple]:
+    """Saves an operand only if the other one is differentiated: nothing of x for a frozen weight.
+
+    Operands are saved as they are, not in FP8: others save the same x.
+    """
+    saved = x.value if w.perturbed else None, w.value if x.perturbed else None
+    return product(operand(x.value, matmul_format), operand(w.value, matmul_format), x.value.dtype), saved
 
 
-def _backward(saved: tuple, cotangent: jax.Array) -> tuple:
+def _backward(matmul_format: MatmulFormat, saved: tuple, cotangent: jax.Array) -> tuple:
     x, w = saved
-    dgrad = None if w is None else input_gradient(cotangent, w, w.dtype)
-    return dgrad, None if x is None else weight_gradient(x, cotangent, x.dtype)
+    gradient = gradient_operand(cotangent, matmul_format)
+    dgrad = None if w is None else input_gradient(gradient, operand(w, matmul_format), w.dtype)
+    return dgrad, None if x is None else weight_gradient(operand(x, matmul_format), gradient, x.dtype)
 
 
 _matmul.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -8,6 +8,9 @@ import jax
 _HOPPER = re.compile(r"\bG?H\d+")
 """Device kinds of compute capability 9.0: NVIDIA H100, H200, H800, H20, GH200 and their variants."""
 
+_WITHOUT_FP8 = re.compile(r"\b(A\d+\w?|RTX A\d+|GeForce RTX [23]0\d+|[KMPTV]\d+)\b")
+"""NVIDIA device kinds before compute capability 8.9 (Ada), such as `NVIDIA A100-SXM4-80GB`."""
+
 H100_MULTIPROCESSORS = 132
 
 
@@ -33,6 +36,11 @@ class TargetDevice(NamedTuple):
     def is_hopper(self) -> bool:
         """Whether it is a GPU of compute capability 9.0, by its kind."""
         return bool(_HOPPER.search(self.kind))
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether it multiplies FP8, by its kind; GPUs of an unknown kind count as new ones."""
+        return self.is_gpu and not _WITHOUT_FP8.search(self.kind)
 
 
 def target_device(mesh: jax.sharding.AbstractMesh | None = None) -> TargetDevice:

@@ -10,7 +10,7 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu")
 PROJECTIONS = ("query", "key", "value", "output", "mlp")
 QK_NORMS = ("none", "head", "width", "rotated")
 NORM_PLACES = ("before", "after", "both")
-INNER_NORMS = ("attention", "mlp")
+LAYERS = ("attention", "mlp")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,8 @@ class TransformerConfig:
             (arXiv 2103.17239); 0 for none.
         parallel_block: Whether attention and feed-forward layer read the same normed input (ViT-22B).
         inner_norms: Norms before the last matmul of `attention` or `mlp` (sub-LN of EVA-02, arXiv 2303.11331).
+        fp8: Layers whose matmuls with weights have FP8 operands, e4m3 forward and e5m2 gradients, scaled per tensor:
+            any of `attention` and `mlp`; experts count as `mlp`. Sums are float32, master weights as without.
     """
 
     name: str = "transformer"
@@ -70,6 +72,7 @@ class TransformerConfig:
     layer_scale: float = 0.0
     parallel_block: bool = False
     inner_norms: tuple[str, ...] = ()
+    fp8: tuple[str, ...] = ()
 
     __repr__ = short_repr
 
@@ -93,7 +96,7 @@ class TransformerConfig:
                 raise ValueError(f"{type(self).__name__}.{field} is {getattr(self, field)}; it must be at least 0")
         require_one_of(self, "activation", ACTIVATIONS)
         require_one_of(self, "qk_norm", QK_NORMS)
-        for field, known in (("biases", PROJECTIONS), ("inner_norms", INNER_NORMS)):
+        for field, known in (("biases", PROJECTIONS), ("inner_norms", LAYERS), ("fp8", LAYERS)):
             unknown = [name for name in getattr(self, field) if name not in known]
             if unknown:
                 raise ValueError(

@@ -22,7 +22,7 @@ def verify(config: TrainConfig, plans: Mapping[str, Plan] | None = None, steps: 
 
     Args:
         config: The run: its model, data, seed, parts that train, optimizer, and transport of hops. A model in
-            bfloat16 is compared in float32 too, and has two reports for each plan.
+            bfloat16 or with FP8 operands is compared in float32 too, and has two reports for each plan.
         plans: Plans by name; by default layouts of every kind that these devices and this model allow.
         steps: Number of steps to compare; between them, training on one device moves the parameters.
 

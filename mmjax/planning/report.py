@@ -267,11 +267,12 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
         f", {timeline.hfu_whole_squares:.1%} if recomputed forwards count too" if timeline.hfu != timeline.mfu else ""
     )
     range_ = f" ({range_in_words(timeline.step_range)})" if timeline.step_range else ""
+    of_peak = " against the peak of FP8" if timeline.costs and timeline.costs.uses_fp8 else ""
     console.print(
         f"A simulated step takes {timeline.step:.3f} s{range_} on {plan.device_count:,} devices of "
         f"{problem.cluster.name}, "
         f"MFU {timeline.mfu:.1%} of all of them ({timeline.mfu_whole_squares:.1%} if the squares of causal attention "
-        f"count whole{recomputed}), {timeline.tokens_per_second:,.0f} tokens/s",
+        f"count whole{recomputed}){of_peak}, {timeline.tokens_per_second:,.0f} tokens/s",
         soft_wrap=True,
     )
     causes: list[IdleCause] = [cause for cause in IDLE_CAUSES if _share(timeline, cause) >= _SMALLEST_SHARE]

@@ -277,4 +277,5 @@ class TrainLoop:
                 "gradient_norm": window.gradient_norm,
                 **run.engine.part_optimizers.learning_rates(step - 1),
             },
+            fp8=run.config.model.uses_fp8,
         )

@@ -22,6 +22,7 @@ from pallas_kernels.collective_matmul.tiling import (
     device_kind,
     tiling_fits,
 )
+from pallas_kernels.fp8 import MatmulFormat, gradient_operand, operand
 from pallas_kernels.matmul import input_gradient, weight_gradient
 from pallas_kernels.varying import match_cotangent, rank_count
 
@@ -57,6 +58,7 @@ def all_gather_matmul(
     *,
     backend: str = "ring",
     tiling: CollectiveTiling | None = None,
+    matmul_format: MatmulFormat = "native",
 ) -> tuple[jax.Array, ...]:
     """gather(x) @ w for every weight; x is gathered once.
 
@@ -67,6 +69,7 @@ def all_gather_matmul(
         backend: `reference`, `ring`, or `mosaic`, which uses the ring where its kernels cannot run and logs why.
         tiling: How a rank's positions are divided; by default the fastest one measured on such a device, else whole
             shards on one ring.
+        matmul_format: Format of the operands of all products (`pallas_kernels.fp8`).
 
     Returns:
         `[..., s, f_i]` for every weight.
@@ -76,18 +79,24 @@ def all_gather_matmul(
     """
     _check_operands(x, weights, axes, backend)
     tiling = _check_tiling(tiling, _matmul_shape(x, weights, rank_count(axes), x.shape[-2]))
-    return _gather_matmul(x, weights, axes, backend, tiling)
+    return _gather_matmul(x, weights, axes, backend, tiling, matmul_format)
 
 
 def matmul_reduce_scatter(
-    x: jax.Array, w: jax.Array, axes: MeshAxes, *, backend: str = "ring", tiling: CollectiveTiling | None = None
+    x: jax.Array,
+    w: jax.Array,
+    axes: MeshAxes,
+    *,
+    backend: str = "ring",
+    tiling: CollectiveTiling | None = None,
+    matmul_format: MatmulFormat = "native",
 ) -> jax.Array:
     """This rank's positions of the sum over ranks of x @ w.
 
     Args:
         x: All positions, and the channels that multiply this rank's rows of the weight, `[..., s, d]`.
         w: These rows, `[d, f]`.
-        axes, backend, tiling: As in `all_gather_matmul`.
+        axes, backend, tiling, matmul_format: As in `all_gather_matmul`.
 
     Returns:
         `[..., s / n, f]`.
@@ -103,23 +112,25 @@ def matmul_reduce_scatter(
             f"{positions} positions; use a multiple of {ranks}"
         )
     tiling = _check_tiling(tiling, _matmul_shape(x, (w,), ranks, positions // ranks))
-    return _matmul_scatter(x, w, axes, backend, tiling)
+    return _matmul_scatter(x, w, axes, backend, tiling, matmul_format)
 
 
-def matmul_all_reduce(x: jax.Array, w: jax.Array, axes: MeshAxes, *, backend: str = "ring") -> jax.Array:
+def matmul_all_reduce(
+    x: jax.Array, w: jax.Array, axes: MeshAxes, *, backend: str = "ring", matmul_format: MatmulFormat = "native"
+) -> jax.Array:
     """The sum over ranks of x @ w on all of them, for layers whose positions are not divided.
 
     Args:
         x: All positions, and the channels that multiply this rank's rows of the weight, `[..., s, d]`.
         w: These rows, `[d, f]`.
-        axes, backend: As in `all_gather_matmul`; `ring` sums chunk by chunk.
+        axes, backend, matmul_format: As in `all_gather_matmul`; `ring` sums chunk by chunk.
 
     Returns:
         `[..., s, f]`, the same on all ranks.
     """
     _check_operands(x, (w,), axes, backend)
     chunks = all_reduce_chunks(_matmul_shape(x, (w,), rank_count(axes), x.shape[-2]))
-    return _matmul_sum(x, w, axes, backend, chunks)
+    return _matmul_sum(x, w, axes, backend, chunks, matmul_format)
 
 
 def _forward_with_operands(operation: Callable) -> Callable:
@@ -131,58 +142,78 @@ def _forward_with_operands(operation: Callable) -> Callable:
     return forward
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
 def _gather_matmul(
     x: jax.Array,
     weights: tuple,
     axes: MeshAxes,
     backend: str,
     tiling: CollectiveTiling,
+    matmul_format: MatmulFormat,
 ) -> tuple[jax.Array, ...]:
-    return BACKENDS[backend].gather_matmul(x, weights, axes, tiling)
+    return BACKENDS[backend].gather_matmul(x, weights, axes, tiling, matmul_format)
 
 
 def _gather_matmul_backward(
     axes: MeshAxes,
     backend: str,
     tiling: CollectiveTiling,
+    matmul_format: MatmulFormat,
     residuals: tuple,
     cotangents: tuple,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     x, weights = residuals
     cotangents = tuple(cotangent.astype(x.dtype) for cotangent in cotangents)  # [..., s, f_i]
-    dgrad, wgrads = BACKENDS[backend].gather_matmul_backward(x, weights, cotangents, axes, tiling)
+    dgrad, wgrads = BACKENDS[backend].gather_matmul_backward(x, weights, cotangents, axes, tiling, matmul_format)
     return match_cotangent(x, dgrad), tuple(match_cotangent(w, wgrad) for w, wgrad in zip(weights, wgrads, strict=True))
 
 
 _gather_matmul.defvjp(_forward_with_operands(_gather_matmul), _gather_matmul_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _matmul_scatter(x: jax.Array, w: jax.Array, axes: MeshAxes, backend: str, tiling: CollectiveTiling) -> jax.Array:
-    return BACKENDS[backend].matmul_scatter(x, w, axes, tiling)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def _matmul_scatter(
+    x: jax.Array,
+    w: jax.Array,
+    axes: MeshAxes,
+    backend: str,
+    tiling: CollectiveTiling,
+    matmul_format: MatmulFormat,
+) -> jax.Array:
+    return BACKENDS[backend].matmul_scatter(x, w, axes, tiling, matmul_format)
 
 
 def _matmul_scatter_backward(
-    axes: MeshAxes, backend: str, tiling: CollectiveTiling, residuals: tuple, cotangent: jax.Array
+    axes: MeshAxes,
+    backend: str,
+    tiling: CollectiveTiling,
+    matmul_format: MatmulFormat,
+    residuals: tuple,
+    cotangent: jax.Array,
 ) -> tuple:
     x, w = residuals
-    dgrad, wgrad = BACKENDS[backend].matmul_scatter_backward(x, w, cotangent, axes, tiling)
+    dgrad, wgrad = BACKENDS[backend].matmul_scatter_backward(x, w, cotangent, axes, tiling, matmul_format)
     return match_cotangent(x, dgrad), match_cotangent(w, wgrad)
 
 
 _matmul_scatter.defvjp(_forward_with_operands(_matmul_scatter), _matmul_scatter_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _matmul_sum(x: jax.Array, w: jax.Array, axes: MeshAxes, backend: str, chunks: int) -> jax.Array:
-    return BACKENDS[backend].matmul_sum(x, w, axes, chunks)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def _matmul_sum(
+    x: jax.Array, w: jax.Array, axes: MeshAxes, backend: str, chunks: int, matmul_format: MatmulFormat
+) -> jax.Array:
+    return BACKENDS[backend].matmul_sum(x, w, axes, chunks, matmul_format)
 
 
-def _matmul_sum_backward(axes: MeshAxes, backend: str, chunks: int, residuals: tuple, cotangent: jax.Array) -> tuple:
+def _matmul_sum_backward(
+    axes: MeshAxes, backend: str, chunks: int, matmul_format: MatmulFormat, residuals: tuple, cotangent: jax.Array
+) -> tuple:
     """The cotangent of a sum is the same on all ranks, so no collective is needed."""
     x, w = residuals
-    return match_cotangent(x, input_gradient(cotangent, w)), match_cotangent(w, weight_gradient(x, cotangent))
+    gradient = gradient_operand(cotangent, matmul_format)
+    dgrad = input_gradient(gradient, operand(w, matmul_format))
+    return match_cotangent(x, dgrad), match_cotangent(w, weight_gradient(operand(x, matmul_format), gradient))
 
 
 _matmul_sum.defvjp(_forward_with_operands(_matmul_sum), _matmul_sum_backward)

@@ -3,16 +3,11 @@
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.collective_matmul.tiling import CollectiveTiling
-from pallas_kernels.matmul import input_gradient, weight_gradient
-
-
-def matmul_float32(x: jax.Array, w: jax.Array) -> jax.Array:
-    """`[..., d] @ [d, f]`, accumulated and returned in float32."""
-    return jnp.matmul(x, w, preferred_element_type=jnp.float32)
+from pallas_kernels.fp8 import MatmulFormat, gradient_operand, operand
+from pallas_kernels.matmul import input_gradient, product, weight_gradient
 
 
 def sum_arrays(arrays: Sequence[jax.Array]) -> jax.Array:
@@ -35,10 +30,12 @@ def gather_matmul(
     weights: Sequence[jax.Array],
     axes: tuple[str, ...],
     tiling: CollectiveTiling,
+    matmul_format: MatmulFormat,
 ) -> tuple[jax.Array, ...]:
     """gather(x) @ w for every weight: [..., s / n, d], [d, f_i] -> [..., s, f_i]."""
     gathered = all_gather_positions(x, axes)  # [..., s, d]
-    return tuple(matmul_float32(gathered, w).astype(x.dtype) for w in weights)
+    gathered = operand(gathered, matmul_format)
+    return tuple(product(gathered, operand(w, matmul_format)).astype(x.dtype) for w in weights)
 
 
 def gather_matmul_backward(
@@ -47,28 +44,41 @@ def gather_matmul_backward(
     cotangents: Sequence[jax.Array],
     axes: tuple[str, ...],
     tiling: CollectiveTiling,
+    matmul_format: MatmulFormat,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """The dgrad `[..., s / n, d]` and wgrads `[d, f_i]`; x is gathered again, not saved at n times its memory."""
-    gathered = all_gather_positions(x, axes)  # [..., s, d]
-    dgrad = sum_arrays([input_gradient(y, w) for y, w in zip(cotangents, weights, strict=True)])  # [..., s, d]
-    return reduce_scatter_positions(dgrad.astype(x.dtype), axes), tuple(
-        weight_gradient(gathered, y) for y in cotangents
-    )
+    gathered = operand(all_gather_positions(x, axes), matmul_format)  # [..., s, d]
+    gradients = [gradient_operand(y, matmul_format) for y in cotangents]
+    pairs = zip(gradients, weights, strict=True)
+    dgrad = sum_arrays([input_gradient(y, operand(w, matmul_format)) for y, w in pairs])  # [..., s, d]
+    return reduce_scatter_positions(dgrad.astype(x.dtype), axes), tuple(weight_gradient(gathered, y) for y in gradients)
 
 
-def matmul_scatter(x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling) -> jax.Array:
+def matmul_scatter(
+    x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling, matmul_format: MatmulFormat
+) -> jax.Array:
     """reduce_scatter(x @ w): [..., s, d], [d, f] -> [..., s / n, f]."""
-    return reduce_scatter_positions(matmul_float32(x, w).astype(x.dtype), axes)
+    y = product(operand(x, matmul_format), operand(w, matmul_format))
+    return reduce_scatter_positions(y.astype(x.dtype), axes)
 
 
 def matmul_scatter_backward(
-    x: jax.Array, w: jax.Array, cotangent: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling
+    x: jax.Array,
+    w: jax.Array,
+    cotangent: jax.Array,
+    axes: tuple[str, ...],
+    tiling: CollectiveTiling,
+    matmul_format: MatmulFormat,
 ) -> tuple[jax.Array, jax.Array]:
     """The dgrad `[..., s, d]` and wgrad `[d, f]`, given the cotangent `[..., s / n, f]`."""
-    gathered = all_gather_positions(cotangent, axes)  # [..., s, f]
-    return input_gradient(gathered, w).astype(x.dtype), weight_gradient(x, gathered)
+    gathered = gradient_operand(all_gather_positions(cotangent, axes), matmul_format)  # [..., s, f]
+    dgrad = input_gradient(gathered, operand(w, matmul_format)).astype(x.dtype)
+    return dgrad, weight_gradient(operand(x, matmul_format), gathered)
 
 
-def matmul_sum(x: jax.Array, w: jax.Array, axes: tuple[str, ...], chunks: int) -> jax.Array:
+def matmul_sum(
+    x: jax.Array, w: jax.Array, axes: tuple[str, ...], chunks: int, matmul_format: MatmulFormat
+) -> jax.Array:
     """all_reduce(x @ w): [..., s, d], [d, f] -> [..., s, f]."""
-    return lax.psum(matmul_float32(x, w).astype(x.dtype), axes)
+    y = product(operand(x, matmul_format), operand(w, matmul_format))
+    return lax.psum(y.astype(x.dtype), axes)

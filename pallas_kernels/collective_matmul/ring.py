@@ -5,6 +5,8 @@ them; or partial sums are sent, and each rank adds its product to a sum before i
 reaches the rank that keeps it. Every product is written to its final place, so that no pass after the matmuls restores
 the order (DistTrain, arXiv 2408.04275, section 7, overlaps such a pass with the wgrad). The barriers keep XLA from
 merging the products into one, which would wait for all of the shards.
+
+In FP8 a weight is rounded once, and a piece of a shard where it is multiplied: ranks send what is not rounded yet.
 """
 
 import dataclasses
@@ -15,9 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.collective_matmul.reference import matmul_float32, sum_arrays
+from pallas_kernels.collective_matmul.reference import sum_arrays
 from pallas_kernels.collective_matmul.tiling import CollectiveTiling
-from pallas_kernels.matmul import input_gradient, weight_gradient
+from pallas_kernels.fp8 import MatmulFormat, gradient_operand, operand
+from pallas_kernels.matmul import input_gradient, product, weight_gradient
 from pallas_kernels.varying import make_varying, rank_count, varying_axes
 
 
@@ -91,17 +94,19 @@ def gather_matmul(
     weights: Sequence[jax.Array],
     axes: tuple[str, ...],
     tiling: CollectiveTiling,
+    matmul_format: MatmulFormat,
 ) -> tuple[jax.Array, ...]:
     """See `reference.gather_matmul`: shards of x are sent."""
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2])
     positions = ring.ranks * ring.shard_size
     outputs = tuple(_zeros_varying_as((*x.shape[:-2], positions, w.shape[1]), x.dtype, (x, w)) for w in weights)
-    shards, weights = ring.split_shard(x), tuple(weights)
+    shards, operands = ring.split_shard(x), tuple(operand(w, matmul_format) for w in weights)
     for step in range(ring.ranks):
         for part in range(ring.parts):
-            shard, outputs, weights = lax.optimization_barrier((shards[part], outputs, weights))
+            shard, outputs, operands = lax.optimization_barrier((shards[part], outputs, operands))
             shards[part] = ring.receive_shard(shard, part) if step + 1 < ring.ranks else shard
-            products = (matmul_float32(shard, w).astype(x.dtype) for w in weights)
+            multiplied = operand(shard, matmul_format)
+            products = (product(multiplied, w).astype(x.dtype) for w in operands)
             start = ring.shard_start(step, part)
             outputs = tuple(_write(y, output, start) for y, output in zip(products, outputs, strict=True))
     return outputs
@@ -113,68 +118,84 @@ def gather_matmul_backward(
     cotangents: Sequence[jax.Array],
     axes: tuple[str, ...],
     tiling: CollectiveTiling,
+    matmul_format: MatmulFormat,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """See `reference.gather_matmul_backward`: shards of x are sent for the wgrads, sums of the dgrad against them."""
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2])
     wgrads = tuple(_zeros_varying_as(w.shape, jnp.float32, (x, y)) for w, y in zip(weights, cotangents, strict=True))
-    shards, weights = ring.split_shard(x), tuple(weights)
+    shards, operands = ring.split_shard(x), tuple(operand(w, matmul_format) for w in weights)
     dgrads: list[Any] = [None] * ring.parts
     for step in range(ring.ranks):
         for part in range(ring.parts):
-            shard, dgrad, wgrads, weights = lax.optimization_barrier((shards[part], dgrads[part], wgrads, weights))
+            shard, dgrad, wgrads, operands = lax.optimization_barrier((shards[part], dgrads[part], wgrads, operands))
             shards[part] = ring.receive_shard(shard, part) if step + 1 < ring.ranks else shard
-            shard_cotangents = [ring.slice_part(y, ring.shard_start(step, part)) for y in cotangents]
-            wgrads = tuple(wgrad + weight_gradient(shard, y) for wgrad, y in zip(wgrads, shard_cotangents, strict=True))
+            start = ring.shard_start(step, part)
+            shard_cotangents = [gradient_operand(ring.slice_part(y, start), matmul_format) for y in cotangents]
+            multiplied = operand(shard, matmul_format)
+            pairs = zip(wgrads, shard_cotangents, strict=True)
+            wgrads = tuple(wgrad + weight_gradient(multiplied, y) for wgrad, y in pairs)
             # XLA runs one collective at a time: the shard is sent during the products above, the sum during the
             # products below
-            shards[part], dgrad, wgrads, weights = lax.optimization_barrier((shards[part], dgrad, wgrads, weights))
+            shards[part], dgrad, wgrads, operands = lax.optimization_barrier((shards[part], dgrad, wgrads, operands))
             received = ring.receive_sum(dgrad, part) if step else None
-            sum_cotangents = [ring.slice_part(y, ring.sum_start(step, part)) for y in cotangents]
-            product = sum_arrays([input_gradient(y, w) for y, w in zip(sum_cotangents, weights, strict=True)])
-            dgrads[part] = _add_rounded(received, product, x.dtype)
+            start = ring.sum_start(step, part)
+            sum_cotangents = [gradient_operand(ring.slice_part(y, start), matmul_format) for y in cotangents]
+            summand = sum_arrays([input_gradient(y, w) for y, w in zip(sum_cotangents, operands, strict=True)])
+            dgrads[part] = _add_rounded(received, summand, x.dtype)
     return jnp.concatenate(dgrads, axis=-2), wgrads
 
 
-def matmul_scatter(x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling) -> jax.Array:
+def matmul_scatter(
+    x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling, matmul_format: MatmulFormat
+) -> jax.Array:
     """See `reference.matmul_scatter`: partial sums are sent."""
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2] // rank_count(axes))
+    weight = operand(w, matmul_format)
     totals: list[Any] = [None] * ring.parts
     for step in range(ring.ranks):
         for part in range(ring.parts):
-            total, w = lax.optimization_barrier((totals[part], w))
+            total, weight = lax.optimization_barrier((totals[part], weight))
             received = ring.receive_sum(total, part) if step else None
-            product = matmul_float32(ring.slice_part(x, ring.sum_start(step, part)), w)
-            totals[part] = _add_rounded(received, product, x.dtype)
+            multiplied = operand(ring.slice_part(x, ring.sum_start(step, part)), matmul_format)
+            totals[part] = _add_rounded(received, product(multiplied, weight), x.dtype)
     return jnp.concatenate(totals, axis=-2)
 
 
 def matmul_scatter_backward(
-    x: jax.Array, w: jax.Array, cotangent: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling
+    x: jax.Array,
+    w: jax.Array,
+    cotangent: jax.Array,
+    axes: tuple[str, ...],
+    tiling: CollectiveTiling,
+    matmul_format: MatmulFormat,
 ) -> tuple[jax.Array, jax.Array]:
     """See `reference.matmul_scatter_backward`: shards of the cotangent are sent and serve both gradients."""
     ring = Ring(axes, tiling.parts, tiling.rings, cotangent.shape[-2])
     wgrad = _zeros_varying_as(w.shape, jnp.float32, (x, cotangent))
     dgrad = _zeros_varying_as(x.shape, x.dtype, (cotangent, w))
-    shards = ring.split_shard(cotangent)
+    shards, weight = ring.split_shard(cotangent), operand(w, matmul_format)
     for step in range(ring.ranks):
         for part in range(ring.parts):
-            shard, wgrad, dgrad, w = lax.optimization_barrier((shards[part], wgrad, dgrad, w))
+            shard, wgrad, dgrad, weight = lax.optimization_barrier((shards[part], wgrad, dgrad, weight))
             shards[part] = ring.receive_shard(shard, part) if step + 1 < ring.ranks else shard
             start = ring.shard_start(step, part)
-            wgrad = wgrad + weight_gradient(ring.slice_part(x, start), shard)
-            dgrad = _write(input_gradient(shard, w).astype(x.dtype), dgrad, start)
+            multiplied = gradient_operand(shard, matmul_format)
+            wgrad = wgrad + weight_gradient(operand(ring.slice_part(x, start), matmul_format), multiplied)
+            dgrad = _write(input_gradient(multiplied, weight).astype(x.dtype), dgrad, start)
     return dgrad, wgrad
 
 
-def matmul_sum(x: jax.Array, w: jax.Array, axes: tuple[str, ...], chunks: int) -> jax.Array:
+def matmul_sum(
+    x: jax.Array, w: jax.Array, axes: tuple[str, ...], chunks: int, matmul_format: MatmulFormat
+) -> jax.Array:
     """See `reference.matmul_sum`: the all-reduce of one chunk overlaps with the product of the next.
 
     This is not a ring: the result is replicated, so that a ring would need a second pass, an all-gather.
     """
-    sums = []
+    sums, weight = [], operand(w, matmul_format)
     for chunk in jnp.split(x, chunks, axis=-2):
-        chunk, w = lax.optimization_barrier((chunk, w))
-        sums.append(lax.psum(matmul_float32(chunk, w).astype(x.dtype), axes))
+        chunk, weight = lax.optimization_barrier((chunk, weight))
+        sums.append(lax.psum(product(operand(chunk, matmul_format), weight).astype(x.dtype), axes))
     return jnp.concatenate(sums, axis=-2)
 
 
@@ -188,10 +209,10 @@ def _write(y: jax.Array, output: jax.Array, start: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice_in_dim(output, y, start, axis=output.ndim - 2)
 
 
-def _add_rounded(received: jax.Array | None, product: jax.Array, dtype: Any) -> jax.Array:
+def _add_rounded(received: jax.Array | None, summand: jax.Array, dtype: Any) -> jax.Array:
     """A received sum, if there is one, plus a product in float32, rounded once."""
     if received is None:
-        return product.astype(dtype)
+        return summand.astype(dtype)
     # Without the barrier cuBLAS's matmul adds the received sum itself, and waits for it.
-    total, product = lax.optimization_barrier((received, product))
-    return (total.astype(jnp.float32) + product).astype(dtype)
+    total, summand = lax.optimization_barrier((received, summand))
+    return (total.astype(jnp.float32) + summand).astype(dtype)

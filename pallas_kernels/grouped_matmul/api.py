@@ -15,6 +15,7 @@ import numpy as np
 from jax.custom_derivatives import CustomVJPPrimal
 
 from pallas_kernels.fallbacks import warn_once
+from pallas_kernels.fp8 import MatmulFormat, dense, gradient_operand, operand
 from pallas_kernels.grouped_matmul import mosaic, ragged_dot, tiled
 from pallas_kernels.target_device import target_device
 from pallas_kernels.varying import make_varying, varying_axes
@@ -58,7 +59,12 @@ def use_grouped_matmul_implementation(implementation: ImplementationName) -> Ite
 
 
 def grouped_matmul(
-    x: jax.Array, matrices: jax.Array, group_sizes: jax.Array, *, implementation: ImplementationName | None = None
+    x: jax.Array,
+    matrices: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    implementation: ImplementationName | None = None,
+    matmul_format: MatmulFormat = "native",
 ) -> jax.Array:
     """Multiplies each group of rows by its own matrix; only reverse-mode differentiation.
 
@@ -70,6 +76,8 @@ def grouped_matmul(
             arithmetic of the groups on TPUs, and on other GPUs with an XLA flag; or `tiled` everywhere, which adds
             padding of at most an eighth where groups have 64 rows and more on average. By default the first of them
             that has no reason not to be used; if that is `tiled` on a GPU, a warning has the reasons, once.
+        matmul_format: Format of the operands (`pallas_kernels.fp8`). No implementation has kernels for FP8: rounded
+            values are multiplied in the precision of x.
 
     Returns:
         `[m, n]` in the precision of x. Rows behind the last group are undefined, and so are their gradients by x.
@@ -83,7 +91,8 @@ def grouped_matmul(
         make_varying(operand, tuple(sorted(varying_axes(x) | varying_axes(matrices) | varying_axes(group_sizes))))
         for operand in (x, matrices, group_sizes)
     )
-    return _grouped_matmul(x, matrices, group_sizes, _choose(x, matrices, implementation or _default.get()))
+    chosen = _choose(x, matrices, implementation or _default.get())
+    return _grouped_matmul(x, matrices, group_sizes, chosen, matmul_format)
 
 
 def _choose(x: jax.Array, matrices: jax.Array, named: ImplementationName | None) -> ImplementationName:
@@ -103,24 +112,49 @@ def _choose(x: jax.Array, matrices: jax.Array, named: ImplementationName | None)
     return first
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _grouped_matmul(x: jax.Array, matrices: jax.Array, group_sizes: jax.Array, name: ImplementationName) -> jax.Array:
-    return IMPLEMENTATIONS[name].product(x, matrices, group_sizes)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _grouped_matmul(
+    x: jax.Array, matrices: jax.Array, group_sizes: jax.Array, name: ImplementationName, matmul_format: MatmulFormat
+) -> jax.Array:
+    return _product(x, matrices, group_sizes, name, matmul_format)
+
+
+def _product(
+    x: jax.Array, matrices: jax.Array, group_sizes: jax.Array, name: ImplementationName, matmul_format: MatmulFormat
+) -> jax.Array:
+    x = dense(operand(_rows_of_groups(x, group_sizes, matmul_format), matmul_format))
+    return IMPLEMENTATIONS[name].product(x, dense(operand(matrices, matmul_format)), group_sizes)
+
+
+def _rows_of_groups(x: jax.Array, group_sizes: jax.Array, matmul_format: MatmulFormat) -> jax.Array:
+    """The rows, where they are rounded with zeros behind the last group: what is there must not choose the scale."""
+    if matmul_format == "native":
+        return x
+    is_in_group = jnp.arange(len(x), dtype=group_sizes.dtype) < jnp.sum(group_sizes)
+    return jnp.where(is_in_group[:, None], x, jnp.zeros((), x.dtype))
 
 
 def _forward(
-    x: CustomVJPPrimal, matrices: CustomVJPPrimal, group_sizes: CustomVJPPrimal, name: ImplementationName
+    x: CustomVJPPrimal,
+    matrices: CustomVJPPrimal,
+    group_sizes: CustomVJPPrimal,
+    name: ImplementationName,
+    matmul_format: MatmulFormat,
 ) -> tuple[jax.Array, tuple]:
     """Saves an operand only if the other one is differentiated: nothing of x for frozen matrices."""
     saved = x.value if matrices.perturbed else None, matrices.value if x.perturbed else None, group_sizes.value
-    return IMPLEMENTATIONS[name].product(x.value, matrices.value, group_sizes.value), saved
+    return _product(x.value, matrices.value, group_sizes.value, name, matmul_format), saved
 
 
-def _backward(name: ImplementationName, saved: tuple, cotangent: jax.Array) -> tuple:
+def _backward(name: ImplementationName, matmul_format: MatmulFormat, saved: tuple, cotangent: jax.Array) -> tuple:
     x, matrices, group_sizes = saved
-    chosen = IMPLEMENTATIONS[name]
-    dgrad = None if matrices is None else chosen.product(cotangent, matrices, group_sizes, transposed=True)
-    wgrad = None if x is None else chosen.outer_product(x, cotangent, group_sizes)
+    chosen, dgrad, wgrad = IMPLEMENTATIONS[name], None, None
+    gradient = dense(gradient_operand(_rows_of_groups(cotangent, group_sizes, matmul_format), matmul_format))
+    if matrices is not None:
+        dgrad = chosen.product(gradient, dense(operand(matrices, matmul_format)), group_sizes, transposed=True)
+    if x is not None:
+        rounded = dense(operand(_rows_of_groups(x, group_sizes, matmul_format), matmul_format))
+        wgrad = chosen.outer_product(rounded, gradient, group_sizes)
     return dgrad, wgrad, np.zeros(group_sizes.shape, jax.dtypes.float0)
 
 

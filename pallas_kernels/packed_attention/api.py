@@ -130,19 +130,19 @@ def full_attention(query: jax.Array, key: jax.Array, value: jax.Array, *, scale:
     Returns:
         `[b, s, h, u]`.
     """
-    scale = query.shape[3] ** -0.5 if scale is None else scale
+    factor = query.shape[3] ** -0.5 if scale is None else scale
     default = _default.get()
     if default == "cudnn" or (default is None and jax.default_backend() == "gpu"):
         try:
-            return cudnn.attend_to_all(query, key, value, scale)
+            return cudnn.attend_to_all(query, key, value, factor)
         except NotImplementedError as error:
             warn_once(f"full attention is not cuDNN's on this GPU, because {error}")
     (items, queries, heads, _), keys = query.shape, key.shape[1]
     if default == "dense" or 4 * items * heads * queries * keys <= MAX_SCORE_BYTES:
-        return jax.nn.dot_product_attention(query, key, value, scale=scale)
+        return jax.nn.dot_product_attention(query, key, value, scale=factor)
     of_queries, of_keys = (np.ones((items, length), np.int32) for length in (queries, keys))
     mask = make_segment_mask(of_queries, keys=of_keys)
-    return blocked.attend(query, key, value, mask, None, ScoreOptions(scale, 0.0))
+    return blocked.attend(query, key, value, mask, None, ScoreOptions(factor, 0.0))
 
 
 def _check_implementation(implementation: str) -> str:

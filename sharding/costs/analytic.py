@@ -78,6 +78,11 @@ class AnalyticCostModel:
         return self.cluster.peak_flops
 
     @property
+    def fp8_rate(self) -> float:
+        """See `CostModel.fp8_rate`."""
+        return self.cluster.generation.fp8_rate
+
+    @property
     def devices_per_node(self) -> int:
         """Devices of a node; device numbers run through one node before the next."""
         return self.cluster.devices_per_node

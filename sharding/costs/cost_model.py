@@ -117,6 +117,11 @@ class CostModel(Protocol):
         ...
 
     @property
+    def fp8_rate(self) -> float:
+        """The peak of FP8 matmuls in units of `peak_flops`."""
+        ...
+
+    @property
     def devices_per_node(self) -> int:
         """Devices of a node; device numbers run through one node before the next."""
         ...

@@ -14,7 +14,7 @@ from configs.clusters import ClusterConfig
 from sharding.costs.attention_seconds import attention_arithmetic
 from sharding.costs.cost_model import LayerParallelism, Times
 from sharding.costs.matmul_seconds import MatmulSizes, matmul_seconds
-from sharding.specs.layers.layer import COLLECTIVE_KINDS, MATMUL_KINDS, ZERO, LayerSpec, Loads
+from sharding.specs.layers.layer import COLLECTIVE_KINDS, MATMUL_KINDS, ZERO, Kernel, LayerSpec, Loads
 
 # What a kernel's dgrad moves in units of its forward. The backward of a norm or an activation function reads what its
 # forward read, and the gradient; the backward of attention reads queries, keys, values, output and its gradient, and
@@ -92,10 +92,19 @@ class KernelCosts:
                 share *= self.cluster.generation.effects.throttling
                 for way, arithmetic in enumerate(attention_arithmetic(kernel, loads, self.cluster)):
                     seconds[way, ..., number] = np.maximum(seconds[way, ..., number], arithmetic * share)
-        matmuls = [number for number, kernel in enumerate(kernels) if kernel.kind in MATMUL_KINDS]
-        if matmuls:
-            arithmetic = self._matmuls(layer, loads, ranks, matmuls) * self._slowdowns(layer, ranks)[matmuls]
-            seconds[..., matmuls] = np.maximum(seconds[..., matmuls], arithmetic)
+        for is_fp8 in (False, True):
+            matmuls = [
+                number
+                for number, kernel in enumerate(kernels)
+                if kernel.kind in MATMUL_KINDS and self._multiplies_fp8(kernel) == is_fp8
+            ]
+            if matmuls:
+                arithmetic = self._matmuls(layer, loads, ranks, matmuls, fp8=is_fp8)
+                arithmetic = arithmetic * self._slowdowns(layer, ranks)[matmuls]
+                seconds[..., matmuls] = np.maximum(seconds[..., matmuls], arithmetic)
+        rounded = [number for number, kernel in enumerate(kernels) if kernel.fp8]
+        if rounded:
+            seconds[..., rounded] += self._rounding(layer, loads, ranks, rounded)
         launches = np.array([ranks.context_steps if kernel.ring_elements != ZERO else 1 for kernel in kernels])
         launches = launches * self._parts(layer, ranks)
         is_computed = np.array([kernel.kind not in COLLECTIVE_KINDS for kernel in kernels], bool)
@@ -119,7 +128,7 @@ class KernelCosts:
         return self.element_bytes * (loads @ arrays.activations.T * share + weights) / self.memory_bandwidth
 
     def _matmuls(
-        self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, numbers: list[int]
+        self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, numbers: list[int], *, fp8: bool
     ) -> Float[np.ndarray, "3 *shape m"]:
         """Seconds of matmuls of these numbers: forward, dgrad and wgrad, by the sizes of each.
 
@@ -144,7 +153,32 @@ class KernelCosts:
             inner=np.stack([inner, outer, rows]),
             count=groups,
         )
-        return parts * matmul_seconds(by_pass, self.cluster, self.element_bytes, self.memory_bandwidth)
+        return parts * matmul_seconds(by_pass, self.cluster, self.element_bytes, self.memory_bandwidth, fp8=fp8)
+
+    def _multiplies_fp8(self, kernel: Kernel) -> bool:
+        """Whether the devices multiply FP8 operands; others multiply the rounded values in the precision they had."""
+        return kernel.fp8 and self.cluster.generation.fp8_rate > 1
+
+    def _rounding(
+        self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, numbers: list[int]
+    ) -> Float[np.ndarray, "3 *shape m"]:
+        """Seconds of rounding the operands of matmuls of these numbers to FP8: forward, dgrad and wgrad.
+
+        An array is read for its largest magnitude, and read again and written in FP8. The wgrad takes the cotangent as
+        the dgrad rounded it.
+        """
+        share = np.array([1 / ranks.tp if layer.kernels[number].split else 1.0 for number in numbers])
+        weights, x, cotangent = (np.zeros((len(numbers), size)) for size in (1, loads.shape[-1], loads.shape[-1]))
+        for place, number in enumerate(numbers):
+            kernel = layer.kernels[number]
+            elements = np.array(kernel.activations.columns, float) / (kernel.inner + kernel.outer)
+            by_rows = kernel.split and kernel.split_by == "rows"
+            weights[place] = kernel.weights * share[place]
+            x[place] = elements * kernel.inner * (share[place] if by_rows else 1.0)
+            cotangent[place] = elements * kernel.outer * (1.0 if by_rows else share[place])
+        of_weights, of_x, of_cotangent = weights[:, 0], loads @ x.T, loads @ cotangent.T
+        elements = np.stack([of_x + of_weights, of_cotangent + of_weights, of_x])
+        return (2 * self.element_bytes + 1) * elements / self.memory_bandwidth
 
     def _slowdowns(self, layer: LayerSpec, ranks: LayerParallelism) -> Float[np.ndarray, " k"]:
         """How many times as long as a matmul of its shape each kernel takes (`CostEffects`)."""

@@ -55,11 +55,11 @@ class _Variants(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _variants(device: DeviceGeneration, peak_flops: float, element_bytes: int) -> _Variants:
+def _variants(device: DeviceGeneration, peak_flops: float, operand_bytes: int, element_bytes: int) -> _Variants:
     rows, columns, split = np.array([(*tile, parts) for tile in device.tiles for parts in _SPLITS], float).T
     flops, l2 = (whole / device.multiprocessors for whole in (peak_flops * device.loop_share, device.l2_bandwidth))
     arithmetic = 2 * rows * columns / flops
-    loads = (rows + columns - np.maximum(rows, columns) * (1 - 1 / device.multicast)) * element_bytes / l2
+    loads = (rows + columns - np.maximum(rows, columns) * (1 - 1 / device.multicast)) * operand_bytes / l2
     written = rows * columns * np.where(split > 1, _SUM_BYTES, element_bytes)
     step = device.inner_step * np.maximum(arithmetic, loads)
     fill = 2 * device.tile_latency + device.inner_step * loads
@@ -67,7 +67,7 @@ def _variants(device: DeviceGeneration, peak_flops: float, element_bytes: int) -
 
 
 def matmul_seconds(
-    sizes: MatmulSizes, cluster: ClusterConfig, element_bytes: int, memory_bandwidth: float
+    sizes: MatmulSizes, cluster: ClusterConfig, element_bytes: int, memory_bandwidth: float, *, fp8: bool = False
 ) -> Float[np.ndarray, "*shape"]:
     """Seconds of matmuls, without launch and without the traffic to memory that every matmul has.
 
@@ -93,14 +93,18 @@ def matmul_seconds(
         cluster: The devices.
         element_bytes: Bytes of an element.
         memory_bandwidth: Bytes per second that kernels reach.
+        fp8: Whether the devices multiply FP8 operands, which are rounded already; results have `element_bytes`.
     """
-    at_peak = 2 * sizes.rows * sizes.outer * sizes.inner * sizes.count / cluster.peak_flops
+    rate, operand_bytes = (cluster.generation.fp8_rate, 1) if fp8 else (1.0, element_bytes)
+    peak_flops = rate * cluster.peak_flops
+    at_peak = 2 * sizes.rows * sizes.outer * sizes.inner * sizes.count / peak_flops
     flat = [np.broadcast_to(np.asarray(size, float), np.shape(at_peak)).reshape(-1) for size in sizes]
     seconds = np.empty(flat[0].size)
     for first in range(0, seconds.size, _AT_ONCE):
         block = slice(first, first + _AT_ONCE)
         some = MatmulSizes(*(size[block] for size in flat))
-        seconds[block] = _at_peak_clock(some, cluster, element_bytes, memory_bandwidth)
+        variants = _variants(cluster.generation, peak_flops, operand_bytes, element_bytes)
+        seconds[block] = _at_peak_clock(some, variants, cluster.generation, element_bytes, memory_bandwidth)
     seconds = seconds.reshape(np.shape(at_peak))
     # seconds * (share / power_share)^(1/3), written so that it grows with both
     throttled = np.cbrt(seconds**2 * at_peak / cluster.generation.power_share)
@@ -108,11 +112,9 @@ def matmul_seconds(
 
 
 def _at_peak_clock(
-    sizes: MatmulSizes, cluster: ClusterConfig, element_bytes: int, memory_bandwidth: float
+    sizes: MatmulSizes, variants: _Variants, device: DeviceGeneration, element_bytes: int, memory_bandwidth: float
 ) -> Float[np.ndarray, " n"]:
     """Seconds of each of n matmuls with the best tile and split, at the clock of the peak."""
-    device = cluster.generation
-    variants = _variants(device, cluster.peak_flops, element_bytes)
     rows, outer, inner, count = (size[:, None] for size in sizes)
     loop = _up(inner / (variants.split * device.inner_step)) * variants.step
     tiles = count * _up(rows / variants.rows) * _up(outer / variants.columns) * variants.split

@@ -245,6 +245,7 @@ class ProfiledCostModel:
         self.profile, self.optimizer = profile, optimizer
         self.collectives: CollectivesName = "all_reduce"  # as layers are timed
         self.element_bytes, self.peak_flops = profile.element_bytes, profile.peak_flops
+        self.fp8_rate = 1.0  # a profile has the peak of the model that was measured
         self.devices_per_node = profile.devices_per_node
         self._forwards = {(entry.layer, entry.ranks): entry for entry in reversed(profile.layers)}
         self._backwards = {

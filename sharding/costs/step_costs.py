@@ -203,11 +203,12 @@ class StepCosts:
             of the target.
         gradient_hops: For every edge on which gradients return, seconds until they are complete on each replica of the
             source.
-        peak_flops: Peak FLOP/s of one device.
+        peak_flops: Peak FLOP/s of one device: in FP8 where the model has matmuls in it, else in bfloat16.
         tokens: Backbone tokens of the step, without padding.
         global_norm: Seconds that all devices wait for the norm of the gradients.
         masked_flops: FLOPs of causal attention's squares that the stages' `flops` leave out.
         recomputed: Forward FLOPs that the step computes a second time.
+        uses_fp8: Whether the model has matmuls with FP8 operands.
     """
 
     stages: Mapping[StageId, StageCosts]
@@ -218,6 +219,7 @@ class StepCosts:
     global_norm: float = 0.0
     masked_flops: float = 0.0
     recomputed: RecomputedFlops = RecomputedFlops()
+    uses_fp8: bool = False
 
     @property
     def flops(self) -> float:

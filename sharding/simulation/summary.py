@@ -15,7 +15,8 @@ def timeline_summary(timeline: Timeline) -> dict[str, Any]:
     Of units that share devices also how much of their idle time is filled (`FilledIdle`). A measured timeline is
     without MFU, tokens per second and memory.
     """
-    simulated = timeline.costs is not None
+    costs = timeline.costs
+    simulated = costs is not None
     return {
         "step_seconds": timeline.step,
         "devices": timeline.groups.device_count,
@@ -24,6 +25,7 @@ def timeline_summary(timeline: Timeline) -> dict[str, Any]:
             {
                 "step_range_seconds": timeline.step_range and timeline.step_range[:2],
                 "mfu": timeline.mfu,
+                "mfu_peak": "fp8" if costs.uses_fp8 else "bfloat16",
                 "mfu_whole_squares": timeline.mfu_whole_squares,
                 "hfu": timeline.hfu,
                 "hfu_whole_squares": timeline.hfu_whole_squares,
@@ -35,7 +37,11 @@ def timeline_summary(timeline: Timeline) -> dict[str, Any]:
         "busy": {"seconds": timeline.busy, "share": timeline.busy / timeline.step},
         "idle": {cause: {"seconds": s, "share": s / timeline.step} for cause, s in timeline.idle.items()},
         "units": [
-            {"unit": unit, "busy_seconds": busy, **({"mfu": timeline.mfu_by_unit[unit]} if simulated else {})}
+            {
+                "unit": unit,
+                "busy_seconds": busy,
+                **({"mfu": timeline.mfu_by_unit[unit]} if simulated else {}),
+            }
             for unit, busy in timeline.busy_by_unit.items()
         ],
         "filled_idle": [_filled_summary(unit_idle) for unit_idle in timeline.filled_idle],

@@ -52,7 +52,7 @@ def with_experts(block: LayerSpec, config: BackboneConfig, experts: ExpertsConfi
     feed_forward_parameters = 3 * width * config.ffn
     return dataclasses.replace(
         block,
-        kernels=(*attention, *_kernels(width, experts), last_scatter, residual),
+        kernels=(*attention, *_kernels(config, experts), last_scatter, residual),
         parameters=block.parameters - feed_forward_parameters + 3 * width * shared,
         replicated_parameters=block.replicated_parameters + _replicated(width, experts),
         expert_parameters=count * (3 * width * ffn + experts.biases * (2 * ffn + width)),
@@ -71,9 +71,12 @@ def _replicated(width: int, experts: ExpertsConfig) -> int:
     return experts.count * (width + router.bias + router.selection_bias) + width * _has_shared_gate(experts)
 
 
-def _kernels(width: int, experts: ExpertsConfig) -> tuple[Kernel, ...]:
-    """Kernels from the norm to the sum over tensor ranks: the router, the routed experts, and the shared expert."""
-    count, top_k, ffn = experts.count, experts.top_k, experts.ffn
+def _kernels(config: BackboneConfig, experts: ExpertsConfig) -> tuple[Kernel, ...]:
+    """Kernels from the norm to the sum over tensor ranks: the router, the routed experts, and the shared expert.
+
+    Routed experts have no kernels for FP8: their operands are rounded and multiplied as they are without it.
+    """
+    width, count, top_k, ffn = config.width, experts.count, experts.top_k, experts.ffn
     return (
         matmul("router", width, count, split=False),
         memory_bound("top_k", 3 * count, split=False),
@@ -86,16 +89,16 @@ def _kernels(width: int, experts: ExpertsConfig) -> tuple[Kernel, ...]:
         *((expert_matmul("experts_down_bias", 1, width, top_k, count, split=False),) if experts.biases else ()),
         memory_bound("sum_pairs", 2 * top_k * width, split=False),
         expert_combine(width),
-        *(_shared_expert(width, experts) if experts.shared_ffn else ()),
+        *(_shared_expert(config, experts) if experts.shared_ffn else ()),
     )
 
 
-def _shared_expert(width: int, experts: ExpertsConfig) -> tuple[Kernel, ...]:
-    ffn = experts.shared_ffn
+def _shared_expert(config: BackboneConfig, experts: ExpertsConfig) -> tuple[Kernel, ...]:
+    width, ffn, fp8 = config.width, experts.shared_ffn, "mlp" in config.fp8
     return (
-        matmul("shared_up", width, 2 * ffn),
+        matmul("shared_up", width, 2 * ffn, fp8=fp8),
         memory_bound("shared_activation", 3 * ffn),
-        matmul("shared_down", ffn, width, split_by="rows"),
+        matmul("shared_down", ffn, width, split_by="rows", fp8=fp8),
         *((matmul("shared_gate", width, 1, split=False),) if _has_shared_gate(experts) else ()),
         reduce_scatter(width),
     )

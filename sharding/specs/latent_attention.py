@@ -33,15 +33,16 @@ def with_latent_attention(block: LayerSpec, config: BackboneConfig, latent: Late
     (attention,) = (kernel for kernel in block.kernels if kernel.name == "attention")
     expanded = config.heads * (latent.nope_width + latent.value_width)
     compressed = latent.kv_rank + latent.rope_width
+    fp8 = "attention" in config.fp8
     kernels = (
-        *_query_kernels(width, query_width, latent),
-        matmul("latent", width, compressed, split=False),
+        *_query_kernels(width, query_width, latent, fp8),
+        matmul("latent", width, compressed, split=False, fp8=fp8),
         memory_bound("latent_norm", 2 * latent.kv_rank, split=False),
         all_gather(compressed),
-        matmul("key_value", latent.kv_rank, expanded),
+        matmul("key_value", latent.kv_rank, expanded, fp8=fp8),
         memory_bound("rotary", 4 * query_width),  # and joining the two pieces of queries and of keys
         _attention(attention, query_width, value_width),
-        matmul("output", value_width, width, split_by="rows"),
+        matmul("output", value_width, width, split_by="rows", fp8=fp8),
     )
     split, replicated = _parameters(width, query_width, expanded, latent)
     return dataclasses.replace(
@@ -53,15 +54,15 @@ def with_latent_attention(block: LayerSpec, config: BackboneConfig, latent: Late
     )
 
 
-def _query_kernels(width: int, query_width: int, latent: LatentAttentionConfig) -> tuple[Kernel, ...]:
+def _query_kernels(width: int, query_width: int, latent: LatentAttentionConfig, fp8: bool) -> tuple[Kernel, ...]:
     rank = latent.query_rank
     if not rank:
-        return all_gather(width), matmul("query", width, query_width)
+        return all_gather(width), matmul("query", width, query_width, fp8=fp8)
     return (
-        matmul("query_down", width, rank, split=False),
+        matmul("query_down", width, rank, split=False, fp8=fp8),
         memory_bound("query_norm", 2 * rank, split=False),
         all_gather(rank),
-        matmul("query", rank, query_width),
+        matmul("query", rank, query_width, fp8=fp8),
     )
 
 

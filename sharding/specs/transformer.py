@@ -86,10 +86,11 @@ def block_layer(config: TransformerConfig, *, causal: bool, rotary: bool) -> Lay
     qkv = query_width + 2 * kv_width
     up = (1 + config.gated) * ffn
     attention_norm, mlp_norm = _inner_norms(config)
+    attention_fp8, mlp_fp8 = ("attention" in config.fp8), ("mlp" in config.fp8)
     kernels = (
         memory_bound("attention_norm", 2 * width, split=False),
         all_gather(width),
-        matmul("query_key_value", width, qkv),
+        matmul("query_key_value", width, qkv, fp8=attention_fp8),
         *_qk_norm(config),
         *((memory_bound("rotary", 2 * (query_width + kv_width)),) if rotary else ()),
         Kernel(
@@ -102,14 +103,14 @@ def block_layer(config: TransformerConfig, *, causal: bool, rotary: bool) -> Lay
             head_width=config.head_width,
         ),
         *attention_norm,
-        matmul("output", query_width, width, split_by="rows"),
+        matmul("output", query_width, width, split_by="rows", fp8=attention_fp8),
         reduce_scatter(width),
         *_output_norm(config),
         *(() if config.parallel_block else (_residual(width), *_second_norm(width))),
-        matmul("up", width, up),
+        matmul("up", width, up, fp8=mlp_fp8),
         memory_bound("activation", up + ffn),
         *mlp_norm,
-        matmul("down", ffn, width, split_by="rows"),
+        matmul("down", ffn, width, split_by="rows", fp8=mlp_fp8),
         reduce_scatter(width),
         *_output_norm(config),
         _residual(width),

@@ -21,6 +21,7 @@ from mmjax.models.layers.feed_forward import GatedMLP
 from mmjax.models.layers.linear import Linear, add_bias, constant_parameter, normal_parameter
 from mmjax.models.layers.router import TokenRouting, route_tokens
 from mmjax.models.layers.tensor_parallel import mark_saveable
+from pallas_kernels.fp8 import MatmulFormat
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.varying import make_varying, rank_count
 from sharding.axes import Axes
@@ -53,6 +54,7 @@ class MixtureOfExperts(nnx.Module):
         bias, so that the sum over the ranks has the whole bias once.
         """
         self.config, self.activation = config, ACTIVATIONS[activation]
+        self.matmul_format: MatmulFormat = "native"
         count, ffn, options = config.count, config.ffn, config.router
         columns, rows = ("expert", None, "tensor"), ("expert", "tensor", None)
         self.router = normal_parameter((width, count), (None, None), width**-0.5)
@@ -159,7 +161,7 @@ class MixtureOfExperts(nnx.Module):
 
         def project(rows: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
             """Multiplies the rows by the kernels of their experts, and adds the experts' biases."""
-            y = grouped_matmul(rows, kernel, group_sizes)
+            y = grouped_matmul(rows, kernel, group_sizes, matmul_format=self.matmul_format)
             # As a matmul with ones: the gradient of indexing would be a sum of atomic additions. Its inner dimension is
             # 1, so that it costs little by whatever XLA makes of it.
             if bias is not None:

@@ -17,6 +17,7 @@ from mmjax.models.layers.tensor_parallel import (
     reduce_row_parallel,
     tensor_parallel_matmul,
 )
+from pallas_kernels.fp8 import MatmulFormat
 from sharding.axes import Axes
 
 NO_AXES = Axes()
@@ -57,13 +58,15 @@ class Linear(nnx.Module):
         """
         kernel_split = _KERNEL_SPLITS[split]
         self.split: WeightSplit = split
+        self.matmul_format: MatmulFormat = "native"
         self.kernel = normal_parameter((inputs, outputs), kernel_split, 0.0 if zero else inputs**-0.5)
         self.bias = constant_parameter(0.0, outputs, kernel_split[1]) if bias else None
         self.adapter: nnx.Module | None = nnx.data(None)
 
     def __call__(self, x: Activations, axes: Axes) -> Activations:
         """Projects `[..., inputs]` to `[..., outputs]`; a LoRA adapter (`mmjax.models.layers.lora`) is added."""
-        return self.add_adapter_and_bias(x, tensor_parallel_matmul(x, self.kernel[...], self.split, axes), axes)
+        y = tensor_parallel_matmul(x, self.kernel[...], self.split, axes, self.matmul_format)
+        return self.add_adapter_and_bias(x, y, axes)
 
     def add_adapter_and_bias(self, x: Activations, y: Activations, axes: Axes) -> Activations:
         """Adds LoRA adapter and bias to y, the product of x and the kernel."""
@@ -72,8 +75,12 @@ class Linear(nnx.Module):
 
 
 def column_parallel_projections(projections: tuple[Linear, ...], x: Activations, axes: Axes) -> tuple[Activations, ...]:
-    """Applies several column-parallel projections to the same x; divided positions are gathered once for all."""
-    ys = column_parallel_matmuls(x, tuple(projection.kernel[...] for projection in projections), axes)
+    """Applies several column-parallel projections to the same x; divided positions are gathered once for all.
+
+    All have the format of the first one.
+    """
+    kernels = tuple(projection.kernel[...] for projection in projections)
+    ys = column_parallel_matmuls(x, kernels, axes, projections[0].matmul_format)
     return tuple(projection.add_adapter_and_bias(x, y, axes) for projection, y in zip(projections, ys, strict=True))
 
 

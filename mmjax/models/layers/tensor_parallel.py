@@ -20,6 +20,7 @@ from pallas_kernels.collective_matmul import (
     matmul_reduce_scatter,
     split_sequence,
 )
+from pallas_kernels.fp8 import MatmulFormat
 from pallas_kernels.matmul import matmul
 from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
@@ -39,23 +40,27 @@ def mark_saveable(y: jax.Array) -> jax.Array:
     return checkpoint_name(y, MATMUL_CHECKPOINT_NAME)
 
 
-def column_parallel_matmuls(x: Activations, weights: tuple[jax.Array, ...], axes: Axes) -> tuple[jax.Array, ...]:
+def column_parallel_matmuls(
+    x: Activations, weights: tuple[jax.Array, ...], axes: Axes, matmul_format: MatmulFormat = "native"
+) -> tuple[jax.Array, ...]:
     """Multiplies x by this rank's columns of several weights; positions are gathered once for all of them.
 
     Args:
         x: `[..., d]`, with this rank's positions where `axes.sequence` divides them.
         weights: This rank's columns of each weight, `[d, f_i]`.
         axes: Mesh axes.
+        matmul_format: Format of the operands.
 
     Returns:
         One `[..., f_i]` per weight, at all positions.
     """
     if axes.sequence:
-        ys = all_gather_matmul(x, weights, axes.tensor, backend=axes.collective_matmul)
+        backend = axes.collective_matmul
+        ys = all_gather_matmul(x, weights, axes.tensor, backend=backend, matmul_format=matmul_format)
     else:
         # Once for all weights: cast implicitly for each, x would be saved for each, and its gradient summed for each.
         x = make_varying(x, axes.tensor)
-        ys = tuple(matmul(x, weight) for weight in weights)
+        ys = tuple(matmul(x, weight, matmul_format) for weight in weights)
     return tuple(map(mark_saveable, ys))
 
 
@@ -64,30 +69,36 @@ def first_vocabulary_row(local_rows: int, axes: Axes) -> jax.Array | int:
     return lax.axis_index(axes.tensor) * local_rows if axes.tensor else 0
 
 
-def row_parallel_matmul(x: Activations, weight: jax.Array, axes: Axes) -> jax.Array:
+def row_parallel_matmul(
+    x: Activations, weight: jax.Array, axes: Axes, matmul_format: MatmulFormat = "native"
+) -> jax.Array:
     """Multiplies x by this rank's rows of a weight and sums over the tensor ranks.
 
     Args:
         x: This rank's slice of the inputs, `[..., d]`, at all positions.
         weight: This rank's rows, `[d, f]`.
         axes: Mesh axes.
+        matmul_format: Format of the operands.
 
     Returns:
         `[..., f]`, at this rank's positions where `axes.sequence` divides them.
     """
     if not axes.tensor:
-        return mark_saveable(matmul(x, weight))
+        return mark_saveable(matmul(x, weight, matmul_format))
     matmul_and_sum = matmul_reduce_scatter if axes.sequence else matmul_all_reduce
-    return mark_saveable(matmul_and_sum(x, weight, axes.tensor, backend=axes.collective_matmul))
+    backend = axes.collective_matmul
+    return mark_saveable(matmul_and_sum(x, weight, axes.tensor, backend=backend, matmul_format=matmul_format))
 
 
-def tensor_parallel_matmul(x: Activations, weight: jax.Array, split: WeightSplit, axes: Axes) -> jax.Array:
+def tensor_parallel_matmul(
+    x: Activations, weight: jax.Array, split: WeightSplit, axes: Axes, matmul_format: MatmulFormat = "native"
+) -> jax.Array:
     """Multiplies x `[..., d]` by a weight `[d, f]` that is split over the tensor ranks by columns, by rows or not."""
     if split == "columns":
-        return column_parallel_matmuls(x, (weight,), axes)[0]
+        return column_parallel_matmuls(x, (weight,), axes, matmul_format)[0]
     if split == "rows":
-        return row_parallel_matmul(x, weight, axes)
-    return mark_saveable(matmul(x, weight))
+        return row_parallel_matmul(x, weight, axes, matmul_format)
+    return mark_saveable(matmul(x, weight, matmul_format))
 
 
 def reduce_row_parallel(y: jax.Array, split: WeightSplit, axes: Axes) -> jax.Array:

@@ -13,6 +13,7 @@ from configs.modules.transformer import TransformerConfig
 from mmjax.models.layers.attention import build_attention
 from mmjax.models.layers.feed_forward import build_mlp
 from mmjax.models.layers.linear import NO_AXES
+from mmjax.models.layers.matmul_formats import build_block
 from mmjax.models.layers.normalization import LayerScale, build_norm
 from mmjax.models.layers.positions import Rotation
 from mmjax.models.structure.module import ModuleInputs, Piece, PieceModule
@@ -130,7 +131,7 @@ def block_stack(
     return Piece(
         name=name,
         part=config.name,
-        build=lambda: block(config),
+        build=lambda: build_block(block, config),
         layers=config.depth if layers is None else layers,
         layer_inputs=layer_inputs,
         shared_inputs=lambda batch, axes=NO_AXES: block.shared_inputs(config, batch, axes),

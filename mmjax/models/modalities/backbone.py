@@ -26,6 +26,7 @@ from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts
 from mmjax.models.layers.latent_attention import LatentAttention
 from mmjax.models.layers.layer_kinds import InputsOfKinds, inputs_of_layer
 from mmjax.models.layers.linear import NO_AXES, normal_parameter
+from mmjax.models.layers.matmul_formats import build_block
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.tensor_parallel import (
     all_gather_sequence,
@@ -88,7 +89,7 @@ def _early_piece(backbone: BackboneConfig, layer: int) -> Piece:
     return Piece(
         name=f"early_{layer}",
         part=backbone.name,
-        build=lambda: kind(backbone),
+        build=lambda: build_block(kind, backbone),
         shared_inputs=lambda batch, axes=NO_AXES: kind.inputs_of_layer(
             backbone, kind.shared_inputs(backbone, batch, axes), layer
         ),

@@ -21,24 +21,32 @@ from mmjax.models.structure.parameters import abstract_module_parameters
 from pallas_kernels.reference_implementations import use_reference_implementations
 
 
-def peak_flops(device_kind: str) -> float | None:
-    """The dense bfloat16 peak in FLOP/s of a `jax.Device.device_kind`, or None where it is not known (CPU too)."""
+def peak_flops(device_kind: str, *, fp8: bool = False) -> float | None:
+    """The dense peak in FLOP/s of a `jax.Device.device_kind`, or None where it is not known (CPU too).
+
+    It is bfloat16's, or FP8's where that is asked for and the devices multiply FP8.
+    """
     cluster = cluster_of_device_kind(device_kind)
-    return None if cluster is None or cluster.name == "cpu" else cluster.peak_flops
+    if cluster is None or cluster.name == "cpu":
+        return None
+    return cluster.peak_flops * (cluster.generation.fp8_rate if fp8 else 1.0)
 
 
-def model_flops_utilization(flops: float, seconds: float, device_kinds: Sequence[str]) -> float | None:
+def model_flops_utilization(
+    flops: float, seconds: float, device_kinds: Sequence[str], *, fp8: bool = False
+) -> float | None:
     """MFU of a step (PaLM, arXiv 2204.02311, appendix B): `flops / (seconds * sum of the devices' peaks)`.
 
     Args:
         flops: Forward and backward of the real tokens alone, without padding and recomputation.
         seconds: Wall time of the step.
         device_kinds: The kind of every device allocated to the run, the idle ones too.
+        fp8: Whether the model has matmuls with FP8 operands, so that FP8 is the peak.
 
     Returns:
         A share of the peak, or None where a device's peak is not known.
     """
-    peaks = [peak for kind in device_kinds if (peak := peak_flops(kind)) is not None]
+    peaks = [peak for kind in device_kinds if (peak := peak_flops(kind, fp8=fp8)) is not None]
     if not peaks or len(peaks) < len(device_kinds) or seconds <= 0:
         return None
     return flops / (seconds * sum(peaks))

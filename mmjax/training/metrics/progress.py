@@ -35,7 +35,7 @@ def describe_step(report: StepReport) -> str:
     """Losses, throughput, step time, MFU where it is known, and padding of each module, in one line."""
     losses = " ".join(f"{name} {value:.4f}" for name, value in report.losses.items())
     padding = " ".join(f"{name} {value:.0%}" for name, value in report.padding.items())
-    mfu = [] if report.mfu is None else [f"MFU {report.mfu:.1%}"]
+    mfu = [] if report.mfu is None else [f"MFU {report.mfu:.1%}{' of the FP8 peak' if report.fp8 else ''}"]
     rate = [f"{report.tokens_per_second:,.0f} tokens/s", f"{report.times.wall:.3f} s/step"]
     return " | ".join([f"loss {losses}", *rate, *mfu, f"padding {padding}"])
 

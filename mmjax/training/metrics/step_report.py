@@ -39,6 +39,7 @@ class StepReport:
         tokens_per_second: Real tokens of the backbone a second.
         padding: Fraction of padding in each module's rows.
         mfu: Model FLOPs divided by the peak of the allocated devices, or None where the peak is not known.
+        fp8: Whether that peak is FP8's, as the model has matmuls in it.
         extra_scalars: Any other numbers by name, for the files alone (gradient norm, learning rate).
     """
 
@@ -48,6 +49,7 @@ class StepReport:
     tokens_per_second: float
     padding: Mapping[str, float]
     mfu: float | None = None
+    fp8: bool = False
     extra_scalars: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def scalars(self) -> dict[str, float]:
@@ -73,6 +75,8 @@ def make_step_report(
     device_kinds: Sequence[str],
     backbone: str,
     extra_scalars: Mapping[str, float] | None = None,
+    *,
+    fp8: bool = False,
 ) -> StepReport:
     """The report of a window of steps.
 
@@ -86,6 +90,7 @@ def make_step_report(
         device_kinds: Kinds of the devices allocated to the run.
         backbone: Name of the module whose real tokens give the throughput.
         extra_scalars: As in `StepReport`.
+        fp8: As in `StepReport`.
     """
     real_flops = sum((flops * counts[module][0] / steps for module, flops in value_flops.items()), start=0.0)
     real_tokens, _ = counts[backbone]
@@ -95,6 +100,7 @@ def make_step_report(
         times=times,
         tokens_per_second=real_tokens / (times.wall * steps),
         padding=padding_fractions(counts),
-        mfu=model_flops_utilization(real_flops, times.wall, device_kinds),
+        mfu=model_flops_utilization(real_flops, times.wall, device_kinds, fp8=fp8),
+        fp8=fp8,
         extra_scalars=extra_scalars or {},
     )

@@ -77,7 +77,7 @@ def profile_model(
     return Profile(
         device_kind=device.device_kind,
         devices_per_node=jax.local_device_count(),
-        peak_flops=float(peak_flops(device.device_kind) or 0),
+        peak_flops=float(peak_flops(device.device_kind, fp8=config.uses_fp8) or 0),
         element_bytes=jnp.dtype(config.dtype).itemsize,
         versions={"python": platform.python_version()} | packages,
         layers=tuple(layer for module in graph.modules for layer in _layer_profiles(module, runs, gradients, batch)),

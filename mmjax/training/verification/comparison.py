@@ -40,6 +40,7 @@ from mmjax.training.verification.layout_results import (
     step_results,
 )
 from mmjax.training.verification.layouts.layout_kinds import NamedLayout
+from mmjax.training.verification.layouts.precisions import Precision, model_in
 from mmjax.training.verification.reference import (
     MATMUL_PRECISION,
     Reference,
@@ -49,6 +50,7 @@ from mmjax.training.verification.reference import (
 )
 from mmjax.training.verification.reports import Difference, LayoutReport, ModuleReport, worst
 from mmjax.training.verification.whole_arrays import share_from_first_process
+from pallas_kernels.fp8 import use_unbounded_exponents
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
@@ -91,8 +93,8 @@ class Limits:
         tokens: Share of the others that may be called correct in one and wrong in the other; in float32 not one may.
         parameter: Largest relative error of a parameter's gradient; a zero gradient is limited by rounding errors.
         least_scale, scale: Errors of all gradients of a module in the direction of the reference (`gradient_scales`):
-            the error that is accepted even if rounding errors are smaller, and the limit. In lower precisions than
-            float32, errors of the mean.
+            the error that is accepted even if rounding errors are smaller, and the limit. In bfloat16, errors of
+            the mean.
     """
 
     loss: float
@@ -108,11 +110,14 @@ class Limits:
         return min(self.scale, max(self.least_scale, ROUNDING_FACTOR * rounding))
 
 
-LIMITS = {
+LIMITS: dict[Precision, Limits] = {
     "float32": Limits(
         loss=1e-4, score=0.01, margin=1e-3, tokens=1e-9, parameter=1e-2, least_scale=GRADIENT_TOLERANCE, scale=1e-3
     ),
     "bfloat16": Limits(loss=1e-2, score=0.1, margin=0.05, tokens=0.05, parameter=0.4, least_scale=5e-3, scale=1.5e-2),
+    "fp8": Limits(
+        loss=1e-3, score=0.05, margin=0.02, tokens=0.02, parameter=0.1, least_scale=GRADIENT_TOLERANCE, scale=1e-2
+    ),
 }
 
 ALL_MODULES = "all modules"
@@ -148,15 +153,15 @@ def verify_layouts(config: ModelConfig, layouts: Sequence[NamedLayout], referenc
         implementation = (
             use_attention_implementation(layout.attention) if layout.attention else contextlib.nullcontext()
         )
-        with jax.default_matmul_precision(MATMUL_PRECISION), implementation:
+        with jax.default_matmul_precision(MATMUL_PRECISION), implementation, use_unbounded_exponents():
             reference_of = reference.with_optimizer(config, layout.optimizer(reference.settings.optimizer))
             settings = dataclasses.replace(
                 reference_of.settings, transport=layout.transport or reference.settings.transport
             )
-            model = dataclasses.replace(config, dtype=layout.dtype)
+            model = model_in(config, layout.precision)
             engine = _make_engine(model, layout, reference, settings) if _takes_part(layout.plan) else None
             prepare_processes(engine)
-            modules = compare_with_reference(engine, reference_of, layout.dtype)
+            modules = compare_with_reference(engine, reference_of, layout.precision)
         yield _share_report(LayoutReport(layout.name, modules))
 
 
@@ -182,13 +187,15 @@ def _share_report(report: LayoutReport) -> LayoutReport:
     return LayoutReport.from_message(shared["report",].tobytes())
 
 
-def compare_with_reference(engine: Engine | None, reference: Reference, dtype: str) -> dict[str, ModuleReport]:
+def compare_with_reference(
+    engine: Engine | None, reference: Reference, precision: Precision
+) -> dict[str, ModuleReport]:
     """Returns the worst differences of all steps of a reference, by module; of several processes, the first has them.
 
     Args:
         engine: The layout's engine; None if this process has no device of it.
         reference: The result of `run_reference`.
-        dtype: Precision of the layout.
+        precision: Precision of the layout.
     """
     reports: dict[str, ModuleReport] = {}
     scales: dict[str, list[float]] = {}
@@ -196,16 +203,16 @@ def compare_with_reference(engine: Engine | None, reference: Reference, dtype: s
         results = step_results(engine, inputs, number)
         perturbed = [
             step_gradients(engine, dataclasses.replace(inputs, parameters=parameters), number)
-            for parameters in inputs.perturbed_parameters(dtype, number, repeats(dtype, len(reference.inputs)))
+            for parameters in inputs.perturbed_parameters(precision, number, repeats(precision, len(reference.inputs)))
         ]
         if jax.process_index() == 0:
-            for name, report in compare_step(reference, number, dtype, results).items():
+            for name, report in compare_step(reference, number, precision, results).items():
                 reports[name] = reports.get(name, ModuleReport()).worse(report)
-            if dtype != "float32":
+            if precision == "bfloat16":
                 _add_scales(scales, reference.steps[number], perturbed)
     for name, module_scales in scales.items():
-        expected = reference.rounding[dtype].scales[name]
-        tolerance = LIMITS[dtype].scale_tolerance(standard_error(expected))
+        expected = reference.rounding[precision].scales[name]
+        tolerance = LIMITS[precision].scale_tolerance(standard_error(expected))
         what = f"(scale of all parameters, mean of {len(module_scales)})"
         mean = Difference(mean_scale_error(module_scales, expected), tolerance, what)
         reports[name] = reports[name].worse(ModuleReport(gradient=mean))
@@ -219,9 +226,11 @@ def _add_scales(scales: dict[str, list[float]], step: ReferenceStep, gradients: 
             scales.setdefault(module, []).append(scale)
 
 
-def compare_step(reference: Reference, number: int, dtype: str, results: StepResults) -> dict[str, ModuleReport]:
+def compare_step(
+    reference: Reference, number: int, precision: Precision, results: StepResults
+) -> dict[str, ModuleReport]:
     """Returns the differences between a layout's results of a step and the reference, by module."""
-    step, rounding, limits = reference.steps[number], reference.rounding[dtype], LIMITS[dtype]
+    step, rounding, limits = reference.steps[number], reference.rounding[precision], LIMITS[precision]
     losses = _loss_differences(results.losses, step, rounding)
     evaluations = _loss_differences(results.evaluation_losses, step, rounding)
     gradients = _gradient_differences(by_module(results.gradients), step, rounding)
@@ -245,7 +254,7 @@ def _loss_differences(
     differences: dict[str, Difference] = {}
     for name, error in loss_errors(losses, step.losses).items():
         module, _, of_layers = name.partition("/")
-        tolerance = min(LIMITS[rounding.dtype].loss, LOSS_TOLERANCE + ROUNDING_FACTOR * rounding.losses[name])
+        tolerance = min(LIMITS[rounding.precision].loss, LOSS_TOLERANCE + ROUNDING_FACTOR * rounding.losses[name])
         found = worst((differences.get(module), Difference(error, tolerance, of_layers)))
         assert found
         differences[module] = found
@@ -255,7 +264,7 @@ def _loss_differences(
 def _gradient_differences(
     gradients: Tree, step: ReferenceStep, rounding: RoundingErrors
 ) -> dict[str, Difference | None]:
-    limits = LIMITS[rounding.dtype]
+    limits = LIMITS[rounding.precision]
     found, zero, scales = {}, zero_gradients(step.gradients), gradient_scales(gradients, step.gradients)
     for module, errors in gradient_errors(gradients, step.gradients).items():
         module_rounding = rounding.gradients[module]
@@ -268,7 +277,7 @@ def _gradient_differences(
             differences.append(Difference(error, min(tolerance, limit), path))
         found[module] = worst(differences)
         agrees = found[module] and found[module].excess <= 1  # otherwise the parameter is the better message
-        if agrees and module in scales and rounding.dtype == "float32":
+        if agrees and module in scales and rounding.precision != "bfloat16":
             tolerance = limits.scale_tolerance(max(abs(scale - 1) for scale in rounding.scales[module]))
             found[module] = worst((found[module], Difference(abs(scales[module] - 1), tolerance, SCALE)))
     return found

@@ -3,6 +3,7 @@
 `python -m mmjax.verify` and `mmjax.verify` call it.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -20,9 +21,11 @@ from mmjax.training.verification.comparison import verify_layouts
 from mmjax.training.verification.layouts.default_layouts import default_layouts
 from mmjax.training.verification.layouts.divided_plans import GlobalRows
 from mmjax.training.verification.layouts.layout_kinds import NamedLayout
-from mmjax.training.verification.reference import MATMUL_PRECISION, run_reference
+from mmjax.training.verification.layouts.precisions import model_in, precisions_of
+from mmjax.training.verification.reference import MATMUL_PRECISION, Reference, run_reference
 from mmjax.training.verification.reports import LayoutReport
 from mmjax.training.verification.whole_arrays import check_message_size
+from pallas_kernels.fp8 import use_unbounded_exponents
 from sharding.plans.plan import Plan
 from sharding.plans.plan_error import PlanError
 from sharding.plans.resolved.resolved_plan import resolve_plan
@@ -38,7 +41,7 @@ def layouts_to_verify(
 
     Args:
         plans: Plans by name.
-        model: The model; if it computes in bfloat16, every layout is compared in float32 too.
+        model: The model; if it computes in bfloat16 or has FP8 operands, every layout is compared in float32 too.
         rows: Rows of a global batch.
         with_defaults: Whether the default layouts are compared too; a plan that is impossible is then left out.
 
@@ -68,7 +71,7 @@ def layouts_to_verify(
     layouts = [layout for layout in layouts if layout.name not in refused]
     if jax.process_count() > 1:
         layouts = [layout.across_processes() for layout in layouts]
-    return [each for layout in layouts for each in layout.in_precisions(model.dtype)], refused
+    return [each for layout in layouts for each in layout.in_precisions(precisions_of(model))], refused
 
 
 def message_size(model: ModelConfig, steps: int) -> int:
@@ -88,7 +91,8 @@ def verify_run(
 ) -> Iterator[LayoutReport]:
     """Runs the reference on the first batches of a run, and returns the comparisons with it, made one after another.
 
-    All processes of a run call this together, and get the same reports.
+    Layouts with FP8 operands have a reference with the same operands, and come last. All processes of a run call this
+    together, and get the same reports.
 
     Args:
         model: The model.
@@ -105,10 +109,31 @@ def verify_run(
     """
     if jax.process_count() > 1:
         check_message_size(message_size(model, steps))
+    comparisons = []
+    for model_compared, chosen in _by_reference(model, layouts):
+        reference = _reference(model_compared, data, dataset, settings, steps)
+        comparisons.append(verify_layouts(model_compared, chosen, reference))
+    return itertools.chain.from_iterable(comparisons)
+
+
+def _by_reference(
+    model: ModelConfig, layouts: Sequence[NamedLayout]
+) -> Iterator[tuple[ModelConfig, Sequence[NamedLayout]]]:
+    """Yields the layouts that have a reference in common, with its model."""
+    in_fp8 = [layout for layout in layouts if layout.precision == "fp8"]
+    native = [layout for layout in layouts if layout.precision != "fp8"]
+    if native or not in_fp8:
+        yield model.with_fp8(()), native
+    if in_fp8:
+        yield model_in(model, "fp8"), in_fp8
+
+
+def _reference(
+    model: ModelConfig, data: DataConfig, dataset: Dataset, settings: EngineSettings, steps: int
+) -> Reference:
     batches = training_batches(data, model, dataset)
     try:
-        with jax.default_matmul_precision(MATMUL_PRECISION):
-            reference = run_reference(model, data, batches, steps, settings)
+        with jax.default_matmul_precision(MATMUL_PRECISION), use_unbounded_exponents():
+            return run_reference(model, data, batches, steps, settings)
     finally:
         batches.close()
-    return verify_layouts(model, layouts, reference)

@@ -17,6 +17,7 @@ from mmjax.training.engine.compilation import compile_evaluation, compile_step
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.stage_layouts import piece_key
 from mmjax.training.evaluation import AnswerScore, local_score
+from mmjax.training.verification.layouts.precisions import Precision, parameter_dtype, rounding_unit
 from mmjax.training.verification.whole_arrays import Name, gather_whole_arrays
 from sharding.runtime.coordination import wait_for_processes
 from sharding.runtime.pipeline import TrainState
@@ -40,21 +41,21 @@ class StepInputs:
     parameters: Leaves
     optimizer_state: Leaves
 
-    def perturbed_parameters(self, dtype: str, number: int, count: int) -> Iterator[Leaves]:
+    def perturbed_parameters(self, precision: Precision, number: int, count: int) -> Iterator[Leaves]:
         """Yields the parameters of step `number` with `count` perturbations, the same in every process."""
-        return (perturb(self.parameters, dtype, (number, repeat)) for repeat in range(count))
+        return (perturb(self.parameters, precision, (number, repeat)) for repeat in range(count))
 
 
-def perturb(leaves: Leaves, dtype: str, seed: tuple[int, ...]) -> Leaves:
-    """Multiplies parameters by 1 + u, with u uniform in [-eps, eps] of a precision, and rounds them to the precision.
+def perturb(leaves: Leaves, precision: Precision, seed: tuple[int, ...]) -> Leaves:
+    """Multiplies parameters by 1 + u, with u uniform within a precision's `rounding_unit`, and rounds them to it.
 
     All intermediate results then round differently, so that rounding errors become independent of each other.
     """
-    random, eps = np.random.default_rng(seed), float(jnp.finfo(dtype).eps)
+    random, unit = np.random.default_rng(seed), rounding_unit(precision)
 
     def perturbed(leaf: np.ndarray) -> np.ndarray:
-        factors = (1 + random.uniform(-eps, eps, leaf.shape)).astype(np.float32)
-        return (np.asarray(leaf) * factors).astype(jnp.dtype(dtype)).astype(np.float32)
+        factors = (1 + random.uniform(-unit, unit, leaf.shape)).astype(np.float32)
+        return (np.asarray(leaf) * factors).astype(jnp.dtype(parameter_dtype(precision))).astype(np.float32)
 
     return {name: perturbed(leaves[name]) for name in sorted(leaves)}
 

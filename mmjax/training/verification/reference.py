@@ -35,6 +35,7 @@ from mmjax.training.verification.error_measures import (
     loss_errors,
 )
 from mmjax.training.verification.layout_results import Leaves, StepInputs, host_leaves, leaves_by_name, perturb
+from mmjax.training.verification.layouts.precisions import PERTURBATIONS, Precision
 from mmjax.training.verification.likely_targets import in_packed_rows, likely_tokens, replace_packed_targets
 from mmjax.training.verification.reference_optimizer import ReferenceOptimizer
 from mmjax.training.verification.unpacked_batches import unpacked_batch, unpacked_shape
@@ -65,7 +66,6 @@ ModelFunction = Callable[[Tree, Mapping[str, Any], jax.Array], ModelResults]
 INITIAL_NOISE = 0.05
 CLIPPED_SHARE = 0.1  # gradients are clipped to this share of the global norm of the first step
 MATMUL_PRECISION = "highest"  # the platform's default may be lower than float32
-PERTURBATIONS = 4
 AVERAGED = 24  # perturbations over which gradients are averaged in lower precisions, of all steps together
 
 
@@ -101,13 +101,13 @@ class RoundingErrors:
     """The largest errors that rounding to a precision makes on one device.
 
     Attributes:
-        dtype: The precision.
+        precision: The precision.
         losses: Errors of losses by name.
         gradients: Errors of gradients by module and parameter.
         scales: Scales of the gradients of all perturbations (`gradient_scales`), by module.
     """
 
-    dtype: str
+    precision: Precision
     losses: dict[str, float]
     gradients: ParameterErrors
     scales: dict[str, list[float]]
@@ -127,7 +127,7 @@ class Reference:
 
     inputs: tuple[StepInputs, ...]
     steps: tuple[ReferenceStep, ...]
-    rounding: Mapping[str, RoundingErrors]
+    rounding: Mapping[Precision, RoundingErrors]
     settings: EngineSettings
     optimizer: ReferenceOptimizer
 
@@ -201,9 +201,9 @@ def shuffle_rows(batch: GlobalBatch, seed: int) -> GlobalBatch:
     return reorder_rows(batch, order)
 
 
-def repeats(dtype: str, steps: int) -> int:
+def repeats(precision: Precision, steps: int) -> int:
     """Number of perturbations of each of `steps` steps that are averaged in a precision."""
-    return 0 if dtype == "float32" else math.ceil(AVERAGED / steps)
+    return math.ceil(AVERAGED / steps) if precision == "bfloat16" else 0
 
 
 def run_reference(
@@ -256,16 +256,17 @@ def _train(
     packed: Sequence[GlobalBatch],
     settings: EngineSettings,
     optimizer: ReferenceOptimizer,
-) -> tuple[list[ReferenceStep], dict[str, RoundingErrors], float]:
+) -> tuple[list[ReferenceStep], dict[Precision, RoundingErrors], float]:
     """Computes the steps, the rounding errors by precision, and the norm to which gradients are clipped."""
     samples_of_steps = [batches.load_samples(batch.sample_ids[batch.sample_ids >= 0]) for batch in packed]
     shape = unpacked_shape(samples_of_steps, batches.sample_format)
     in_float32 = dataclasses.replace(config, dtype="float32")
     exact, predict = reference_value_and_grad(in_float32, settings.trainable), likely_tokens(in_float32)
-    measures = [_RoundingMeasure("float32", exact, exact, PERTURBATIONS)]
-    if config.dtype != "float32":
+    precision: Precision = "fp8" if config.uses_fp8 else "float32"
+    measures = [_RoundingMeasure(precision, exact, exact, PERTURBATIONS[precision])]
+    if config.dtype == "bfloat16":
         own = reference_value_and_grad(config, settings.trainable)
-        measures.append(_RoundingMeasure(config.dtype, own, exact, repeats(config.dtype, len(packed))))
+        measures.append(_RoundingMeasure("bfloat16", own, exact, repeats("bfloat16", len(packed))))
     parameters = jax.device_put(noisy_initial_parameters(config, settings.seed), jax.local_devices()[0])
     state, max_norm, steps = None, 0.0, []
     for number, samples in enumerate(samples_of_steps):
@@ -295,7 +296,7 @@ def _train(
         steps.append(dataclasses.replace(step, perturbed_gradients=tuple(perturbed)))
         if number + 1 < len(packed):  # nothing compares the state after the last update
             parameters, state = optimizer.update(parameters, state, gradients, max_norm)
-    return steps, {each.dtype: each.errors() for each in measures}, max_norm
+    return steps, {each.precision: each.errors() for each in measures}, max_norm
 
 
 def _with_gradients(gradients: Tree, parameters: Tree) -> Tree:
@@ -306,24 +307,25 @@ def _with_gradients(gradients: Tree, parameters: Tree) -> Tree:
 class _RoundingMeasure:
     """The rounding errors of a precision on one device: the largest over several perturbations of the parameters.
 
-    Rounding errors can be correlated, so a single computation may underestimate them. In float32 the errors are the
-    differences from the step itself, in another precision from float32 results for the same perturbed parameters.
+    Rounding errors can be correlated, so a single computation may underestimate them. In float32 and FP8 the
+    errors are the differences from the step itself, in bfloat16 from float32 results for the same perturbed parameters.
 
     Args:
-        dtype: The precision.
+        precision: The precision.
         compute, exact: The model in this precision and in float32.
         count: Perturbations of each step.
     """
 
-    def __init__(self, dtype: str, compute: ModelFunction, exact: ModelFunction, count: int) -> None:
-        self.dtype, self._compute, self._exact, self._count = dtype, compute, exact, count
+    def __init__(self, precision: Precision, compute: ModelFunction, exact: ModelFunction, count: int) -> None:
+        self.precision: Precision = precision
+        self._compute, self._exact, self._count = compute, exact, count
         self._losses: dict[str, float] = {}
         self._gradients: ParameterErrors = {}
         self._scales: dict[str, list[float]] = {}
 
     def errors(self) -> RoundingErrors:
         """The largest errors so far."""
-        return RoundingErrors(self.dtype, self._losses, self._gradients, self._scales)
+        return RoundingErrors(self.precision, self._losses, self._gradients, self._scales)
 
     def add(
         self, number: int, step: ReferenceStep, arrays: Mapping[str, Any], seed_and_step: jax.Array
@@ -332,11 +334,11 @@ class _RoundingMeasure:
         leaves, structure = host_leaves(step.parameters), jax.tree.structure(step.parameters)
         losses, gradients, compared = step.losses, step.gradients, []
         for repeat in range(self._count):
-            perturbed = perturb(leaves, self.dtype, (number, repeat))
+            perturbed = perturb(leaves, self.precision, (number, repeat))
             tree = jax.tree.unflatten(structure, [perturbed[name] for name in leaves])
             parameters = jax.device_put(tree, jax.local_devices()[0])
             found = self._compute(parameters, arrays, seed_and_step)
-            if self.dtype != "float32":
+            if self.precision == "bfloat16":
                 losses, gradients, _ = self._exact(parameters, arrays, seed_and_step)
                 compared.append(host_leaves(gradients))
             self._losses = _largest(self._losses, loss_errors(found.losses, losses))

@@ -55,6 +55,7 @@ def plan_costs(resolved: ResolvedPlan, batch: BatchCosts) -> StepCosts:
     builder = _PlanCosts.of_plan(resolved, batch)
     backward_stages = stages.with_descendants(trained)
     split = split_stages(resolved, trained)
+    uses_fp8 = any(layer.uses_fp8 for module in batch.graph.modules for layer, _ in module.all_layers)
     return StepCosts(
         stages={stage: builder.stage(stage, splits_backward=stage in split) for stage in stages.stages},
         hops={(source, target): builder.hops.seconds(source, target) for source, target in stages.edges},
@@ -63,11 +64,12 @@ def plan_costs(resolved: ResolvedPlan, batch: BatchCosts) -> StepCosts:
             for source, target in stages.edges
             if source in backward_stages
         },
-        peak_flops=batch.costs.peak_flops,
+        peak_flops=batch.costs.peak_flops * (batch.costs.fp8_rate if uses_fp8 else 1.0),
         tokens=float(batch.rows[batch.graph.backbone.name][:, LoadColumn.TOKENS].sum()),
         global_norm=batch.costs.gradient_norm(len(stages.stages)),
         masked_flops=batch.masked_flops(resolved.required_gradients),
         recomputed=builder.recomputed(),
+        uses_fp8=uses_fp8,
     )
 
 

@@ -49,7 +49,7 @@ def headline_figures(timeline: Timeline) -> Html:
         recomputes = timeline.costs.recomputed.flops > 0
         recomputed = [("the same with recomputation", percent(timeline.hfu_whole_squares))] if recomputes else []
         rates = [
-            ("MFU", percent(timeline.mfu)),
+            ("MFU of the FP8 peak" if timeline.costs.uses_fp8 else "MFU", percent(timeline.mfu)),
             ("MFU, causal squares whole", percent(timeline.mfu_whole_squares)),
             *recomputed,
             ("tokens per second", count(round(timeline.tokens_per_second))),

@@ -115,6 +115,7 @@ class Kernel:
         split_by: The dimension of a matmul that the tensor ranks divide: columns of the weights, rows, or the groups.
         head_width: Width of a head; attention only.
         always_recomputed: Whether the backward runs it again whatever the recomputation policy.
+        fp8: Whether the operands of a matmul and of its gradients are in FP8 (`TransformerConfig.fp8`).
     """
 
     name: str
@@ -133,6 +134,7 @@ class Kernel:
     split_by: SplitSide = "columns"
     head_width: int = 0
     always_recomputed: bool = False
+    fp8: bool = False
 
     def __post_init__(self) -> None:
         if self.kind in MATMUL_KINDS and min(self.inner, self.outer, self.groups) < 1:
@@ -251,6 +253,11 @@ class LayerSpec:
         return self.saved["selective"].minus(self.saved["offload"])
 
     @property
+    def uses_fp8(self) -> bool:
+        """Whether some of its matmuls have FP8 operands."""
+        return any(kernel.fp8 for kernel in self.kernels)
+
+    @property
     def flops(self) -> PerLoad:
         """FLOPs of one forward."""
         return sum((kernel.flops for kernel in self.kernels), start=ZERO)
@@ -264,9 +271,11 @@ def matmul(
     *,
     split: bool = True,
     split_by: SplitSide = "columns",
+    fp8: bool = False,
 ) -> Kernel:
     """The kernel of `[tokens * rows_per_token, inputs] @ [inputs, outputs]`."""
-    return matmul_of_rows(name, inputs, outputs, PerLoad(rows_per_token), split=split, split_by=split_by)
+    kernel = matmul_of_rows(name, inputs, outputs, PerLoad(rows_per_token), split=split, split_by=split_by)
+    return dataclasses.replace(kernel, fp8=fp8)
 
 
 def matmul_of_rows(

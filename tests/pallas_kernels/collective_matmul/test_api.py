@@ -18,6 +18,7 @@ from pallas_kernels.collective_matmul import (
     matmul_reduce_scatter,
     split_sequence,
 )
+from pallas_kernels.matmul import matmul
 from tests.tiers import first_in_default
 
 ROWS, POSITIONS, WIDTH, COLUMNS = 2, 16, 8, (12, 4)
@@ -63,11 +64,12 @@ def exact():
     return gathered, (hidden @ down, dz @ down.T, flat(hidden, dz)), hidden
 
 
-def gathering(mesh, backend, tiling):
+def gathering(mesh, backend, tiling, matmul_format="native"):
     """x by positions, weights by columns: products of all positions, and their gradients."""
 
     def body(x, weights, seeds):
-        call = functools.partial(all_gather_matmul, axes=("tensor",), backend=backend, tiling=tiling)
+        options = {"backend": backend, "tiling": tiling, "matmul_format": matmul_format}
+        call = functools.partial(all_gather_matmul, axes=("tensor",), **options)
         ys, vjp = jax.vjp(call, x, weights)
         return ys, *vjp(seeds)
 
@@ -77,12 +79,13 @@ def gathering(mesh, backend, tiling):
     return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs[0], out_specs=specs[1]))
 
 
-def scattering(mesh, backend, tiling, sequence):
+def scattering(mesh, backend, tiling, sequence, matmul_format="native"):
     """x by its last dimension, the weight by rows: the sum, by positions or whole, and its gradients."""
 
     def body(x, w, seed):
         call = functools.partial(matmul_reduce_scatter, tiling=tiling) if sequence else matmul_all_reduce
-        y, vjp = jax.vjp(functools.partial(call, axes=("tensor",), backend=backend), x, w)
+        options = {"backend": backend, "matmul_format": matmul_format}
+        y, vjp = jax.vjp(functools.partial(call, axes=("tensor",), **options), x, w)
         return y, *vjp(seed)
 
     inner, rows, outer = P("data", None, "tensor"), P("tensor"), P("data", "tensor") if sequence else P("data")
@@ -116,6 +119,25 @@ def test_reduce_scatter_and_all_reduce_are_the_plain_product_with_its_gradients(
     for result, wanted in zip(results, exact()[1], strict=True):
         assert result.dtype == dtype
         assert relative_error(result, wanted) < DIGITS[dtype] + lost
+
+
+@pytest.mark.parametrize(
+    ("backend", "tiling"), first_in_default([("ring", CollectiveTiling(2, 2)), ("reference", CollectiveTiling())])
+)
+def test_products_in_fp8_are_those_of_one_device_whose_arrays_are_scaled_whole(backend, tiling):
+    """But for values below 2^-14 of the largest, and for the rounding of a ring's partial sums."""
+    x, *weights, down = operands()
+    *dys, dz = seeds()
+    multiply = functools.partial(matmul, matmul_format="fp8")
+    ys, pull = jax.vjp(lambda x, weights: tuple(multiply(x, w) for w in weights), x, tuple(weights))
+    results = gathering(mesh_of(2, 4), backend, tiling, "fp8")(x, tuple(weights), tuple(dys))
+    for result, wanted in zip(jax.tree.leaves(results), jax.tree.leaves((ys, *pull(tuple(dys)))), strict=True):
+        assert relative_error(result, wanted) < 1e-5
+    z, pull = jax.vjp(multiply, ys[0], down)
+    for sequence in (True, False):
+        scattered = scattering(mesh_of(2, 4), backend, tiling, sequence, "fp8")(ys[0], down, dz)
+        for result, wanted in zip(scattered, (z, *pull(dz)), strict=True):
+            assert relative_error(result, wanted) < 1e-5
 
 
 def over_tensor(collective, program):

@@ -14,6 +14,7 @@ from pallas_kernels.collective_matmul import mosaic, mosaic_kernels, reference
 from pallas_kernels.collective_matmul import mosaic_support as mosaic_limits
 from pallas_kernels.collective_matmul.tiling import CollectiveTiling
 from pallas_kernels.fallbacks import warn_once
+from pallas_kernels.matmul import product
 
 AXES = ("a", "b")
 RANKS, BATCH, SHARE, DEPTH, WIDTHS = 4, 2, 32, 64, (128, 256)
@@ -21,11 +22,11 @@ RANKS, BATCH, SHARE, DEPTH, WIDTHS = 4, 2, 32, 64, (128, 256)
 
 def all_gather_matmul(x, weights, axes):
     gathered = lax.all_gather(x, axes)
-    return tuple(reference.matmul_float32(gathered, w).astype(x.dtype) for w in weights), gathered
+    return tuple(product(gathered, w).astype(x.dtype) for w in weights), gathered
 
 
 def matmul_reduce_scatter(x, w, axes):
-    return lax.psum_scatter(reference.matmul_float32(x, w), axes, scatter_dimension=0).astype(x.dtype)
+    return lax.psum_scatter(product(x, w), axes, scatter_dimension=0).astype(x.dtype)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ OPERANDS = {
 }
 
 
-def call(module, name, operands, dtype=()):
+def call(module, name, operands, matmul_format="native"):
     """A backend's function over four ranks on two axes, a data axis beside them."""
     sizes = {"data": 2, "a": 2, "b": 2}
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), (jax.sharding.AxisType.Auto,) * 3)
@@ -66,7 +67,7 @@ def call(module, name, operands, dtype=()):
     }
     arrays, specs = zip(*(OPERANDS[operand] for operand in operands), strict=True)
     body = jax.shard_map(
-        lambda *arrays: getattr(module, name)(*arrays, AXES, CollectiveTiling(), *dtype),
+        lambda *arrays: getattr(module, name)(*arrays, AXES, CollectiveTiling(), matmul_format),
         mesh=mesh,
         in_specs=specs,
         out_specs=outputs[name],
@@ -75,38 +76,38 @@ def call(module, name, operands, dtype=()):
 
 
 CALLS = [
-    ("gather_matmul", ("x", "weights"), (np.dtype(jnp.bfloat16),)),
-    ("gather_matmul_backward", ("x", "weights", "gradients"), ()),
-    ("matmul_scatter", ("wide x", "w"), ()),
-    ("matmul_scatter_backward", ("wide x", "w", "gradient"), ()),
+    ("gather_matmul", ("x", "weights")),
+    ("gather_matmul_backward", ("x", "weights", "gradients")),
+    ("matmul_scatter", ("wide x", "w")),
+    ("matmul_scatter_backward", ("wide x", "w", "gradient")),
 ]
 
 
-@pytest.mark.parametrize(("name", "operands", "dtype"), CALLS)
-def test_it_computes_what_the_reference_does_with_kernels_that_keep_their_contract(
-    name, operands, dtype, plain_kernels
-):
-    actual, wanted = (call(module, name, operands, dtype) for module in (mosaic, reference))
+@pytest.mark.parametrize(("name", "operands"), CALLS)
+def test_it_computes_what_the_reference_does_with_kernels_that_keep_their_contract(name, operands, plain_kernels):
+    actual, wanted = (call(module, name, operands) for module in (mosaic, reference))
     for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(("name", "operands", "dtype"), CALLS)
-def test_without_a_gpu_it_uses_the_ring_and_logs_why_once(name, operands, dtype, caplog):
+@pytest.mark.parametrize(("name", "operands"), CALLS)
+def test_without_a_gpu_it_uses_the_ring_and_logs_why_once(name, operands, caplog):
     warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
-        actual = [call(mosaic, name, operands, dtype) for _ in range(2)][-1]
-    expected = call(reference, name, operands, dtype)
+        actual = [call(mosaic, name, operands) for _ in range(2)][-1]
+    expected = call(reference, name, operands)
     for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(one, other)
     (message,) = caplog.messages
     assert "uses the ring instead of a mosaic kernel: the devices are of platform 'cpu'" in message
 
 
-def test_results_in_another_precision_come_from_the_ring(plain_kernels, caplog):
+def test_products_in_fp8_come_from_the_ring(plain_kernels, caplog):
     warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
-        products = call(mosaic, "gather_matmul", ("x", "weights"), (np.dtype(np.float32),))
-    assert {y.dtype.name for y in products} == {"float32"}
-    assert "bfloat16, not float32" in caplog.messages[0]
+        products = call(mosaic, "gather_matmul", ("x", "weights"), "fp8")
+    for one, other in zip(products, call(reference, "gather_matmul", ("x", "weights"), "fp8"), strict=True):
+        np.testing.assert_array_equal(one, other)
+    (message,) = caplog.messages
+    assert "the kernels multiply no FP8" in message

@@ -11,6 +11,7 @@ from jax.sharding import AbstractDevice, AxisType
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels import fallbacks
+from pallas_kernels.fp8 import quantize
 from pallas_kernels.grouped_matmul import IMPLEMENTATIONS, api, grouped_matmul, use_grouped_matmul_implementation
 from pallas_kernels.grouped_matmul.ragged_dot import FUSION_FLAG
 
@@ -51,10 +52,11 @@ def expected(x, matrices, sizes, cotangent):
 
 
 @functools.cache
-def with_gradients(implementation):
+def with_gradients(implementation, matmul_format="native"):
     @jax.jit
     def run(x, matrices, sizes, cotangent):
-        multiply = functools.partial(grouped_matmul, group_sizes=sizes, implementation=implementation)
+        options = {"implementation": implementation, "matmul_format": matmul_format}
+        multiply = functools.partial(grouped_matmul, group_sizes=sizes, **options)
         product, pull = jax.vjp(multiply, x, matrices)
         return product, *pull(cotangent)
 
@@ -86,6 +88,19 @@ def test_sums_in_bfloat16_are_rounded_once():
     product, dgrad, wgrad = with_gradients("tiled")(*given)
     assert product.dtype == dgrad.dtype == wgrad.dtype == jnp.bfloat16
     close((product, dgrad, wgrad), expected(*given), sum(SIZES["uneven"]), 2.0**-8)
+
+
+@by_implementation
+def test_operands_in_fp8_are_rounded_whatever_is_behind_the_last_group(implementation):
+    x, matrices, sizes, cotangent = operands("uneven")
+    behind = (np.arange(ROWS) >= sum(SIZES["uneven"]))[:, None]
+    x, cotangent = (jnp.where(behind, 1e9, array) for array in (x, cotangent))
+    rounded_x, rounded_cotangent = (
+        quantize(jnp.where(behind, 0.0, array), kind).dense for array, kind in ((x, "e4m3"), (cotangent, "e5m2"))
+    )
+    wanted = expected(rounded_x, quantize(matrices, "e4m3").dense, sizes, rounded_cotangent)
+    actual = with_gradients(implementation, "fp8")(x, matrices, sizes, cotangent)
+    close(actual, wanted, sum(SIZES["uneven"]), 1e-6)
 
 
 def test_the_same_program_gives_the_same_bits():

@@ -18,6 +18,7 @@ from mmjax.training.verification.layouts.divided_plans import (
     plan_with_chain,
     with_communication,
 )
+from mmjax.training.verification.layouts.precisions import Precision
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.plan_error import PlanError
 from sharding.specs.modules import ModuleGraph
@@ -32,7 +33,7 @@ class NamedLayout:
         plan: The placement of the modules.
         transport: Transport of hops (`sharding.runtime.hops`); empty for the configured transport.
         attention: Implementation of `pallas_kernels.packed_attention`; empty to choose it by shapes and devices.
-        dtype: Compute precision.
+        precision: The precision in which it is compared.
         moment_dtype: Type in which moments are stored; None for the configured type.
         state_memory: Where master weights and moments lie; None for the configured memory.
     """
@@ -41,7 +42,7 @@ class NamedLayout:
     plan: Plan
     transport: str = ""
     attention: str = ""
-    dtype: str = "float32"
+    precision: Precision = "float32"
     moment_dtype: MomentDtype | None = None
     state_memory: StateMemory | None = None
 
@@ -60,12 +61,11 @@ class NamedLayout:
         name = self.name.replace("device_put", "ppermute")
         return dataclasses.replace(self, name=name, transport="ppermute")
 
-    def in_precisions(self, dtype: str) -> "list[NamedLayout]":
-        """Returns the layout in float32, with narrow tolerances, and in the precision that a model computes in."""
-        if dtype == self.dtype:
-            return [self]
-        precisions = (self.dtype, dtype)
-        return [dataclasses.replace(self, name=f"{self.name}, {each}", dtype=each) for each in precisions]
+    def in_precisions(self, precisions: Sequence[Precision]) -> "list[NamedLayout]":
+        """Returns the layout in each precision, named by it if there are several."""
+        if len(precisions) == 1:
+            return [dataclasses.replace(self, precision=precisions[0])]
+        return [dataclasses.replace(self, name=f"{self.name}, {each}", precision=each) for each in precisions]
 
 
 Alternatives = Iterator[Callable[[], NamedLayout]]
