@@ -107,7 +107,7 @@ def test_no_collective_runs_beside_a_kernel():
     mesh, axes = mesh_of({"data": 2, "tensor": 4}), ("tensor",)
 
     def body(x, w, y):
-        back, (made,) = mosaic.gather_matmul_backward(x, (w,), (y,), axes, CollectiveTiling())
+        back, (made,) = mosaic.gather_matmul_backward(x, (w,), (y,), axes, CollectiveTiling(), "native")
         return back, made[None]
 
     text = compiled(

@@ -103,6 +103,13 @@ def test_peaks(kind, peak):
     assert peak_flops(kind) == peak
 
 
+def test_the_peak_of_fp8_is_that_of_devices_that_multiply_it():
+    assert peak_flops("NVIDIA H200", fp8=True) == 2 * 989e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB", fp8=True) == 312e12
+    assert peak_flops("cpu", fp8=True) is None
+    assert model_flops_utilization(989e12, 1.0, ["NVIDIA H200"], fp8=True) == 0.5
+
+
 def test_utilization_counts_every_allocated_device():
     kinds = ["NVIDIA A100-SXM4-80GB", "NVIDIA H200"]
     np.testing.assert_allclose(model_flops_utilization(1301e12, 2.0, kinds), 0.5)

@@ -1,5 +1,6 @@
 """What a terminal shows of a run, rendered by rich into text."""
 
+import dataclasses
 import io
 import logging
 
@@ -7,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from mmjax.training.metrics.activity import COMPILING, EVALUATING
-from mmjax.training.metrics.progress import make_progress, print_plan
+from mmjax.training.metrics.progress import describe_step, make_progress, print_plan
 from mmjax.training.metrics.step_report import StepReport
 from mmjax.training.metrics.step_timer import StepTimes
 
@@ -58,6 +59,11 @@ def test_a_log_appears_above_the_bar_and_not_in_it(monkeypatch):
     progress.close()
     logging.getLogger("mmjax").warning("another")
     assert logged.getvalue() == "another\n"
+
+
+def test_the_utilization_of_the_fp8_peak_says_so():
+    assert "MFU 41.5% of the FP8 peak |" in describe_step(dataclasses.replace(report(40, mfu=0.415), fp8=True))
+    assert "MFU 41.5% |" in describe_step(report(40, mfu=0.415))
 
 
 def test_an_unknown_peak_shows_no_utilization():

@@ -73,6 +73,11 @@ def test_a_large_model_becomes_small_and_keeps_its_kinds():
     assert paths(small, 0) == paths(LARGE, 0) and paths(small, 1) == paths(LARGE, 1)
 
 
+def test_layers_in_fp8_stay():
+    small = shrink_model(LARGE.with_fp8(("mlp",)), 40)
+    assert small.encoders[0].fp8 == small.backbone.fp8 == ("mlp",)
+
+
 def test_encoders_of_every_kind_become_small():
     audio = AudioConfig(width=1280, depth=32, heads=20, ffn=5120, merge=4)
     large = dataclasses.replace(LARGE, encoders=(*LARGE.encoders, audio))
