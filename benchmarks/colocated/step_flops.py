@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from configs.architectures import ModelConfig
 from data.packing.batch_spec import BatchSpec, global_batch_spec
 from mmjax import cli
+from mmjax.models.layers.reference_implementations import use_reference_implementations
 from mmjax.training.config import TrainConfig
 from mmjax.training.engine.engine import Engine
-from pallas_kernels.reference_implementations import use_reference_implementations
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from mmjax import cli
+from mmjax.models.layers.chunked_logits import chunked_logits
 from mmjax.models.modalities.losses import DenoisingPredictions, token_predictions
 from mmjax.training.config import TrainConfig
 from sharding.axes import Axes
@@ -15,7 +16,8 @@ def test_label_smoothing_and_z_loss_equal_their_definitions():
     random = np.random.default_rng(0)
     logits, targets = 3 * random.normal(size=(2, 4, 6)), random.integers(0, 6, (2, 4))
     loss = load_example("custom_loss").SmoothedCrossEntropy(smoothing=0.2, z_weight=0.5)
-    terms = loss(token_predictions(jnp.asarray(logits, jnp.float32), 6, jnp.asarray(targets, jnp.int32), Axes()))
+    chunks = chunked_logits(jnp.asarray(logits, jnp.float32), jnp.eye(6), 6, Axes())
+    terms = loss(token_predictions(chunks, jnp.asarray(targets, jnp.int32), Axes()))
     log_normalizer = np.log(np.sum(np.exp(logits), axis=-1))
     smoothed_targets = 0.8 * np.eye(6)[targets] + 0.2 / 6
     expected = -np.sum(smoothed_targets * (logits - log_normalizer[..., None]), axis=-1)

@@ -15,10 +15,10 @@ from jax.extend import core
 from configs.clusters import cluster_of_device_kind
 from data.packing.batch_spec import BatchSpec
 from data.packing.phases.phase_rows import RowValues
+from mmjax.models.layers.reference_implementations import use_reference_implementations
 from mmjax.models.model import run_module
 from mmjax.models.structure.module import Module
 from mmjax.models.structure.parameters import abstract_module_parameters
-from pallas_kernels.reference_implementations import use_reference_implementations
 
 
 def peak_flops(device_kind: str, *, fp8: bool = False) -> float | None:

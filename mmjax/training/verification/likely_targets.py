@@ -14,9 +14,9 @@ import numpy as np
 
 from configs.architectures import ModelConfig
 from data.packing.global_batch import GlobalBatch
+from mmjax.models.layers.reference_implementations import use_reference_implementations
 from mmjax.models.modalities.losses import TokenPredictions
 from mmjax.models.model import model_modules, run_model
-from pallas_kernels.reference_implementations import use_reference_implementations
 from sharding.trees import Tree
 
 

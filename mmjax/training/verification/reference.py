@@ -23,6 +23,7 @@ from data.packing.batch_iterator import BatchIterator
 from data.packing.batch_spec import BatchSpec
 from data.packing.global_batch import GlobalBatch
 from data.packing.row_order import reorder_rows
+from mmjax.models.layers.reference_implementations import use_reference_implementations
 from mmjax.models.model import losses_by_name, model_modules, run_model
 from mmjax.models.structure.parameters import init_module_parameters
 from mmjax.training.engine.settings import EngineSettings
@@ -40,7 +41,6 @@ from mmjax.training.verification.likely_targets import in_packed_rows, likely_to
 from mmjax.training.verification.reference_optimizer import ReferenceOptimizer
 from mmjax.training.verification.unpacked_batches import unpacked_batch, unpacked_shape
 from mmjax.training.verification.whole_arrays import share_from_first_process
-from pallas_kernels.reference_implementations import use_reference_implementations
 from sharding.plans.resolved.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree

@@ -13,6 +13,7 @@ import pytest
 
 from mmjax import cli, commands
 from mmjax.training.config import TrainConfig
+from mmjax.training.dry_run.targets import missing_plugin
 from sharding.plans.plan import single_device_plan
 from sharding.specs.modules import module_graph
 from tests.mmjax.weights.llama_checkpoint import BACKBONE, random_tensors, write_llama
@@ -44,6 +45,7 @@ profile --gin_file=tiny.gin --tp=1,2 --microbatch_rows=1 --recompute=full --step
 profile --gin_file=tiny.gin --tp=1 --cp=1,2 --context_transfer=ring,all_to_all --steps=1
 report --workdir={folder}/run --page=report.html
 serve_data --gin_file=tiny.gin --host=127.0.0.1 --port=0 --token_file={folder}/token
+dryrun --gin_file=tiny.gin --plan={folder}/plan.json --target=h100 --page=page.html
 simulate --gin_file=tiny.gin --plan={folder}/plan.json --cluster=cpu --page=page.html --trace=trace.json
 synthesize_speech --folder=speech --voices=en-us --held_out_voices=en-gb --speeds=180,200
 train --gin_file=tiny.gin --steps=3 --batch_rows=12 --learning_rate=0.1 --seed=1 --workdir=run --gin.STEPS=4
@@ -197,6 +199,8 @@ def test_valid_command_lines_pass(name, folder, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     if name == "synthesize_speech":
         pytest.importorskip("soundfile")
+    if name == "dryrun" and missing_plugin():
+        pytest.skip(missing_plugin())
     for line in lines_of(name, folder):
         assert checked(name, line) == 0, capfd.readouterr().err
         assert not list(tmp_path.iterdir())  # what was tried was removed again

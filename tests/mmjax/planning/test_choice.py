@@ -124,8 +124,5 @@ def test_a_step_that_is_longer_between_processes_is_said():
     assert ratio > 1.02 and f"the step takes {ratio:.2f} times as long; --hops=rendezvous" in explain_choice(comparison)
     between = compare_policies(dataclasses.replace(planning_problem, hops="rendezvous"), "disaggregated")
     assert "--hops" not in explain_choice(between)
-    assert (
-        between.timeline.step
-        == planning_problem.simulate(between.plan, rendezvous=True).step
-        <= ratio * comparison.timeline.step
-    )
+    assert between.timeline.step == planning_problem.simulate(between.plan, rendezvous=True).step
+    assert between.timeline.step <= ratio * comparison.timeline.step * (1 + 1e-12)

@@ -8,7 +8,7 @@ from tests.sharding.planners.problems import problem
 
 
 def test_every_policy_counts_once_and_the_best_so_far_gets_shorter():
-    case, shown, results = problem(devices=12), [], []
+    case, shown, results = problem(devices=12, spread=0.6), [], []
     progress = ResultProgress(lambda *line: shown.append(line), AUTO)
     total = len(PLANNING_POLICIES) + 1
     assert shown == [(0, total, "")] and progress.results == []
@@ -29,7 +29,7 @@ def test_every_policy_counts_once_and_the_best_so_far_gets_shorter():
 
 
 def test_a_comparison_that_was_stopped_has_the_best_plan_so_far():
-    case = problem(devices=12)
+    case = problem(devices=12, spread=0.6)
     progress = ResultProgress(lambda *line: None, AUTO)
 
     def stop_where_changes_are_worth_their_devices(result: PolicyResult) -> None:

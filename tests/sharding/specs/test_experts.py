@@ -11,10 +11,10 @@ import pytest
 
 from configs.architectures import BackboneConfig, LoraConfig, ModelConfig
 from configs.modules.experts import ExpertsConfig, RouterConfig
+from mmjax.models.layers.reference_implementations import use_reference_implementations
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
 from mmjax.training.metrics.flops import count_flops
-from pallas_kernels.reference_implementations import use_reference_implementations
 from sharding.plans.parallelism import Parallelism
 from sharding.plans.plan_error import PlanError
 from sharding.plans.unit_checks import check_unit

@@ -18,7 +18,7 @@ from sharding.planners.policies.auto import is_trainable, run_policy
 from sharding.plans.plan_error import PlanError
 from tests.sharding.planners.problems import build_problem, problem, recipes
 
-PROBLEM = problem(devices=12)
+PROBLEM = problem(devices=12, spread=0.6)
 
 
 @functools.cache

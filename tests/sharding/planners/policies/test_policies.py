@@ -57,7 +57,7 @@ def test_plans_are_valid_fit_and_take_no_less_than_their_bounds(recipe):
 
 
 def test_auto_takes_the_shortest_step_of_trainable_plans():
-    case = problem(devices=12)
+    case = problem(devices=12, spread=0.6)
     outcomes = [run_policy(case, policy) for policy in PLANNING_POLICIES]
     outcomes.append(run_local_search(case, outcomes))
     best = best_result(case, outcomes)
