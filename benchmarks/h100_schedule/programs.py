@@ -25,7 +25,7 @@ LLAMA3_70B = BackboneConfig(width=8192, depth=80, heads=64, kv_heads=8, ffn=2867
 TOKENS = 8192
 DTYPE = jnp.bfloat16
 
-COMPARED_COLLECTIVES = ("reduce", "gather", "ring")
+COMPARED_COLLECTIVES = ("all_reduce", "sequence_parallel", "ring")
 """The implementation of tensor parallelism's collectives, as a plan names it (`Parallelism.collectives`)."""
 
 
