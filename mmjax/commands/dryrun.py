@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from configs.common.whole_files import naming
 from mmjax import cli
-from mmjax.planning.arguments import ProblemArguments
-from mmjax.planning.problem_inputs import ProblemInputs, print_purpose, read_problem
+from mmjax.planning.plan_file import PlanFileArguments, read_plan_file
+from mmjax.planning.problem_inputs import ProblemInputs, print_purpose
 from mmjax.training.dry_run.targets import TARGETS, check_target
 
 if TYPE_CHECKING:
@@ -21,15 +21,9 @@ DOES_NOT_FIT = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DryRunArguments(ProblemArguments, cli.JsonArguments):
+class DryRunArguments(PlanFileArguments, cli.JsonArguments):
     """Flags of the command."""
 
-    plan: str = cli.flag(
-        "",
-        "Plan file, such as python -m mmjax.plan --output writes. Flags that are left out have the values that it was "
-        "made for.",
-        metavar="FILE",
-    )
     target: str = cli.flag(
         "h100", f"GPU to compile for: {', '.join(TARGETS)}.", metavar="GPU", parse=cli.one_of(*TARGETS)
     )
@@ -40,21 +34,9 @@ class DryRunArguments(ProblemArguments, cli.JsonArguments):
 
 def prepare(arguments: DryRunArguments) -> cli.Work:
     """Reads the plan and the problem."""
-    if not arguments.plan:
-        raise cli.UserError(
-            "--plan is missing: give a plan file, such as python -m mmjax.plan --output=plan.json writes"
-        )
-    from mmjax.training.config import find_plan_file
-    from sharding.plans.plan import Plan
-    from sharding.plans.resolved.resolved_plan import resolve_plan
-    from sharding.specs.modules import module_graph
-
-    plan = Plan.load(find_plan_file(arguments.plan))
-    inputs = read_problem(arguments, plan.made_for)
-    devices = inputs.devices or plan.devices_needed
-    resolve_plan(plan, module_graph(inputs.config.model), devices)
+    read = read_plan_file(arguments)
     check_target(arguments.target)
-    return functools.partial(dryrun, arguments, plan, inputs, devices)
+    return functools.partial(dryrun, arguments, *read)
 
 
 def dryrun(arguments: DryRunArguments, plan: "Plan", inputs: ProblemInputs, devices: int) -> int:

@@ -8,23 +8,17 @@ from typing import TYPE_CHECKING
 
 from configs.common.whole_files import naming
 from mmjax import cli
-from mmjax.planning.arguments import ProblemArguments
-from mmjax.planning.problem_inputs import ProblemInputs, print_purpose, read_problem
+from mmjax.planning.plan_file import PlanFileArguments, read_plan_file
+from mmjax.planning.problem_inputs import ProblemInputs, print_purpose
 
 if TYPE_CHECKING:
     from sharding.plans.plan import Plan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SimulateArguments(ProblemArguments, cli.JsonArguments):
+class SimulateArguments(PlanFileArguments, cli.JsonArguments):
     """Flags of the command."""
 
-    plan: str = cli.flag(
-        "",
-        "Plan file, such as python -m mmjax.plan --output writes. Flags that are left out have the values that it was "
-        "made for.",
-        metavar="FILE",
-    )
     page: str = cli.flag(
         "", "HTML file to draw the timeline in; it needs no other file.", metavar="FILE", parse=cli.output_file
     )
@@ -35,20 +29,8 @@ class SimulateArguments(ProblemArguments, cli.JsonArguments):
 
 def prepare(arguments: SimulateArguments) -> cli.Work:
     """Reads the plan and the problem."""
-    if not arguments.plan:
-        raise cli.UserError(
-            "--plan is missing: give a plan file, such as python -m mmjax.plan --output=plan.json writes"
-        )
-    from mmjax.training.config import find_plan_file
-    from sharding.plans.plan import Plan
-    from sharding.plans.resolved.resolved_plan import resolve_plan
-    from sharding.specs.modules import module_graph
-
-    plan = Plan.load(find_plan_file(arguments.plan))
-    inputs = read_problem(arguments, plan.made_for)
-    devices = inputs.devices or plan.devices_needed
-    resolve_plan(plan, module_graph(inputs.config.model), devices)
-    return functools.partial(simulate, arguments, plan, inputs, devices)
+    read = read_plan_file(arguments)
+    return functools.partial(simulate, arguments, *read)
 
 
 def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, devices: int) -> int:
