@@ -110,7 +110,7 @@ class OneJit:
         hyperparameters = self._hyperparameters[piece_key(key)]
 
         def update(gradients: Tree, moments: Any, parameters: Any) -> tuple[Any, Any]:
-            changes, moments = self._engine.optimizer.update(gradients, moments, parameters, hyperparameters)
+            changes, moments = self._engine.optimizer.update(gradients, moments, parameters, hyperparameters, key)
             return optax.apply_updates(parameters, changes), moments
 
         return update

@@ -175,5 +175,5 @@ def test_the_products_of_wgrads_are_left_for_later_and_none_is_computed_twice(un
         products[schedule] = [dot_count(call.program, *call.arguments) for call in calls]
     (*_, dgrad, wgrad), (*_, backward) = products["zb-h1"], products["1f1b"]
     assert dgrad + wgrad == backward
-    forward = 2 * 7 + 1  # of two layers and the head
-    assert wgrad == forward * (2 if unit.get("collectives") == "ring" else 1)
+    of_layers, of_head = 2 * 7, 1  # a ring multiplies twice in a layer; the head gathers its input
+    assert wgrad == of_layers * (2 if unit.get("collectives") == "ring" else 1) + of_head
