@@ -123,6 +123,8 @@ def _rounded(x: jax.Array, kind: Fp8Kind) -> Operand:
     """`quantize`, with a warning on GPUs that multiply no FP8."""
     if _unbounded.get():
         return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=_MANTISSA_BITS[kind])
+    if x.dtype not in (jnp.float32, jnp.bfloat16):
+        raise NotImplementedError(f"operands are rounded to FP8 from float32 and bfloat16, not from {x.dtype.name}")
     device = target_device()
     if device.is_gpu and not device.has_fp8:
         warn_once(

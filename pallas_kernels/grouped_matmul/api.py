@@ -87,6 +87,7 @@ def grouped_matmul(
         NotImplementedError: The named implementation can't multiply these on this device; the message says why.
     """
     _check_operands(x, matrices, group_sizes)
+    group_sizes = group_sizes.astype(jnp.int32)
     x, matrices, group_sizes = (
         make_varying(operand, tuple(sorted(varying_axes(x) | varying_axes(matrices) | varying_axes(group_sizes))))
         for operand in (x, matrices, group_sizes)

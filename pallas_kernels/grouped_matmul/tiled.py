@@ -1,8 +1,8 @@
 """The grouped matmul in plain XLA, tile by tile of rows: the arithmetic of the groups, and the padding of their tiles.
 
 It runs on every backend. A group of n rows is ceil(n / t) tiles of t rows; a loop multiplies one tile after the other
-with the matrix of its group. The number of iterations is static: as many tiles as there can be, whatever the sizes of
-the groups are.
+with the matrix of its group. The number of iterations is static: as many tiles as all rows can have, whatever the sizes
+of the groups are, so rows behind the last group cost as much as others.
 """
 
 from typing import NamedTuple

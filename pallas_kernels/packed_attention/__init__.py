@@ -11,6 +11,7 @@ from pallas_kernels.packed_attention.api import (
     full_attention,
     packed_attention,
     use_attention_implementation,
+    use_attention_of_gpus,
 )
 from pallas_kernels.packed_attention.head_exchange import HeadExchangeMask
 from pallas_kernels.packed_attention.ring_mask import RingMask, make_ring_mask
@@ -26,4 +27,5 @@ __all__ = [
     "make_segment_mask",
     "packed_attention",
     "use_attention_implementation",
+    "use_attention_of_gpus",
 ]

@@ -31,10 +31,11 @@ IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 MAX_SCORE_BYTES = 2**30
-"""Bytes of float32 scores up to which `full_attention` is dense on CPUs."""
+"""Bytes of float32 scores up to which `full_attention` is dense where it is not cuDNN's."""
 
 Mask = SegmentMask | RingMask | HeadExchangeMask
 
+_for_gpu: contextvars.ContextVar[bool] = contextvars.ContextVar("attention_of_gpus", default=False)
 _default: contextvars.ContextVar[str | None] = contextvars.ContextVar("packed_attention", default=None)
 
 
@@ -46,6 +47,20 @@ def use_attention_implementation(implementation: str) -> Iterator[None]:
         yield
     finally:
         _default.reset(token)
+
+
+@contextlib.contextmanager
+def use_attention_of_gpus() -> Iterator[None]:
+    """Makes all attention traced inside what it is on a GPU: to compile for one that is not here."""
+    token = _for_gpu.set(True)
+    try:
+        yield
+    finally:
+        _for_gpu.reset(token)
+
+
+def _is_for_gpu() -> bool:
+    return _for_gpu.get() or jax.default_backend() == "gpu"
 
 
 def packed_attention(
@@ -108,7 +123,7 @@ def packed_attention(
     if chosen:
         return IMPLEMENTATIONS[_check_implementation(chosen)](*operands)
     short = query.shape[1] * key.shape[1] <= MAX_DENSE_PAIRS
-    if jax.default_backend() == "gpu":
+    if _is_for_gpu():
         try:
             return cudnn.attend(*operands)
         except NotImplementedError as error:
@@ -120,7 +135,8 @@ def full_attention(query: jax.Array, key: jax.Array, value: jax.Array, *, scale:
     """softmax(scale * query key^T) value, where every query attends to every key of its item.
 
     On GPUs it is cuDNN's, which keeps no scores in memory, where cuDNN takes the arrays; if not, a warning says why,
-    once. Elsewhere it is dense, and blocked where the scores would take more than `MAX_SCORE_BYTES`.
+    once. Otherwise it is dense; and blocked where the scores would take more than `MAX_SCORE_BYTES`, or values are not
+    as wide as keys.
 
     Args:
         query: `[b, s, h, e]`.
@@ -132,13 +148,16 @@ def full_attention(query: jax.Array, key: jax.Array, value: jax.Array, *, scale:
     """
     factor = query.shape[3] ** -0.5 if scale is None else scale
     default = _default.get()
-    if default == "cudnn" or (default is None and jax.default_backend() == "gpu"):
+    if default is None and _is_for_gpu():
         try:
             return cudnn.attend_to_all(query, key, value, factor)
         except NotImplementedError as error:
             warn_once(f"full attention is not cuDNN's on this GPU, because {error}")
+    if default == "cudnn":
+        return cudnn.attend_to_all(query, key, value, factor)
     (items, queries, heads, _), keys = query.shape, key.shape[1]
-    if default == "dense" or 4 * items * heads * queries * keys <= MAX_SCORE_BYTES:
+    fits = default != "blocked" and value.shape[3] == query.shape[3]
+    if fits and (default == "dense" or 4 * items * heads * queries * keys <= MAX_SCORE_BYTES):
         return jax.nn.dot_product_attention(query, key, value, scale=factor)
     of_queries, of_keys = (np.ones((items, length), np.int32) for length in (queries, keys))
     mask = make_segment_mask(of_queries, keys=of_keys)

@@ -9,7 +9,6 @@ Products are of operands in compute precision, the cotangents of the logits too;
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Float, Int
 
 from mmjax.models.layers.tensor_parallel import SMALL_RESULT_CHECKPOINT_NAME, first_vocabulary_row
@@ -89,10 +89,16 @@ class ChunkedLogits:
             return function(VocabularyChunk(logits, token_ids, is_counted))
 
         hidden, table, first = _equally_varying(self.hidden, self.table, self.first_token)
-        example = compute_chunk(self.options, hidden, table, first, jnp.int32(0))
         # What the function takes from outside becomes an argument, by which it can be differentiated.
-        converted, outer = jax.closure_convert(values, *example)
-        return _sum_over_chunks(self.options, converted, hidden, table, first, tuple(outer))
+        closed = jax.make_jaxpr(values)(*compute_chunk(self.options, hidden, table, first, jnp.int32(0)))
+        outer, inputs = tuple(closed.consts), len(closed.consts)
+        opened = closed.jaxpr.replace(constvars=[], invars=[*closed.jaxpr.constvars, *closed.jaxpr.invars])
+        function_of_all = jaxpr_as_fun(ClosedJaxpr(opened, ()))
+
+        def converted(*operands: jax.Array) -> jax.Array:
+            return function_of_all(*operands[-inputs:] if inputs else (), *operands[:3])[0]
+
+        return _sum_over_chunks(self.options, converted, hidden, table, first, outer)
 
 
 def chunked_logits(
@@ -194,7 +200,7 @@ def _compute_sum(
 def _sum_chunk(
     function: Callable[..., jax.Array], chunk: VocabularyChunk, logits: jax.Array, outer: tuple[jax.Array, ...]
 ) -> Float[Array, "r s"]:
-    values = function(logits, chunk.token_ids, chunk.is_counted, *outer)
+    values = function(logits, chunk.token_ids, chunk.is_counted, *outer).astype(jnp.float32)
     return jnp.sum(jnp.where(chunk.is_counted, values, 0.0), axis=-1)
 
 
@@ -218,15 +224,20 @@ def _sum_backward(
     options: ChunkOptions, function: Callable[..., jax.Array], residuals: tuple, cotangent: jax.Array
 ) -> tuple:
     saved, outer = residuals
+    floats = {number: x for number, x in enumerate(outer) if jnp.issubdtype(x.dtype, jnp.inexact)}
 
     def cotangents_of(chunk: VocabularyChunk) -> tuple[jax.Array, Any]:
-        _, pull = jax.vjp(functools.partial(_sum_chunk, function, chunk), chunk.logits, outer)
+        def of_floats(logits: jax.Array, floats: dict[int, jax.Array]) -> jax.Array:
+            return _sum_chunk(
+                function, chunk, logits, tuple(floats[i] if i in floats else x for i, x in enumerate(outer))
+            )
+
+        _, pull = jax.vjp(of_floats, chunk.logits, floats)
         return pull(cotangent)
 
-    hidden, table, by_outer = chunk_gradients(
-        options, saved, cotangents_of, tuple(zeros_as(x, x.shape, x.dtype) for x in outer)
-    )
-    return hidden, table, None, by_outer
+    zeros = {number: zeros_as(x, x.shape, x.dtype) for number, x in floats.items()}
+    hidden, table, by_float = chunk_gradients(options, saved, cotangents_of, zeros)
+    return hidden, table, None, tuple(by_float.get(number) for number in range(len(outer)))
 
 
 _sum_over_chunks.defvjp(_sum_forward, _sum_backward, symbolic_zeros=True)

@@ -105,10 +105,10 @@ def chunk_gradients(
     """Gradients by hidden states and table, and the sum over chunks of whatever else a function returns.
 
     Args:
-        options: As everywhere.
+        options: Sizes, and the cap of the logits.
         saved: The operands, and which gradients are asked for.
         cotangents_of: From a chunk to the cotangent of its logits, in float32, and a tree like `extra`.
-        extra: Zeros.
+        extra: Zeros in the form of what the function returns besides.
     """
     hidden, table, first_token, by_hidden, by_table = saved
 

@@ -41,7 +41,7 @@ class LikelihoodChunk(NamedTuple):
     """Logits of some tokens of the vocabulary, with the log-probabilities that they stand for.
 
     Attributes:
-        logits: float32; very negative where there is no token.
+        logits: float32. Some values do not count: of padding, and of tokens that another chunk has too.
         log_probabilities: Log-probabilities of the tokens over the whole vocabulary.
         token_ids: The tokens, as numbers in the whole vocabulary; numbers from its size on are padding.
     """
@@ -95,8 +95,11 @@ class TokenPredictions:
         """
 
         def values(chunk: VocabularyChunk) -> jax.Array:
-            log_probabilities = chunk.logits - self.log_normalizer[..., None]
-            returned = function(LikelihoodChunk(chunk.logits, log_probabilities, chunk.token_ids))
+            # Any function and its gradient are finite at an ordinary logit, whose value does not count.
+            ordinary = lax.stop_gradient(self.log_normalizer)[..., None] - 1.0
+            logits = jnp.where(chunk.is_counted, chunk.logits, ordinary)
+            log_probabilities = logits - self.log_normalizer[..., None]
+            returned = function(LikelihoodChunk(logits, log_probabilities, chunk.token_ids))
             if jnp.shape(returned) != chunk.logits.shape:
                 raise UserError(
                     f"the function that sum_over_vocabulary sums returns shape {jnp.shape(returned)}; give one value "

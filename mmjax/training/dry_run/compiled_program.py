@@ -15,11 +15,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from configs.common.errors import UserError
 from mmjax.training.dry_run.overlap import Collective, executions, find_collectives, find_matmuls
 from mmjax.training.dry_run.scheduled_hlo import parse_scheduled_hlo
-from pallas_kernels.packed_attention import use_attention_implementation
+from pallas_kernels.packed_attention import use_attention_of_gpus
 from sharding.runtime.stages.compilation import ProgramCall
-
-ATTENTION = "cudnn"
-"""Implementation of attention that GPUs have; the default device, by which it is chosen in a run, is none here."""
 
 _HOME = pathlib.Path(__file__).resolve().parents[3]
 _PACKAGES = ("configs", "data", "mmjax", "pallas_kernels", "sharding")
@@ -71,7 +68,7 @@ class ProgramFigures:
 def attention_of_gpus() -> Iterator[None]:
     """Traces and lowers what is inside with the attention that GPUs have."""
     # jax's own attention adds a float32 mask to bfloat16.
-    with use_attention_implementation(ATTENTION), jax.numpy_dtype_promotion("standard"):
+    with use_attention_of_gpus(), jax.numpy_dtype_promotion("standard"):
         yield
 
 

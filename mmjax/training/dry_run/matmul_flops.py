@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from sharding.plans.resolved.resolved_plan import ResolvedPlan
 from sharding.plans.resolved.stage_graph import StageId
 from sharding.specs.layers.layer import MATMUL_KINDS, Loads
-from sharding.specs.layers.recomputed_kernels import RECOMPUTED_KERNELS
+from sharding.specs.layers.recomputed_kernels import runs_again
 
 
 def model_flops(resolved: ResolvedPlan, stage: StageId, loads: Mapping[str, Loads], kind: str) -> float:
@@ -23,21 +23,19 @@ def model_flops(resolved: ResolvedPlan, stage: StageId, loads: Mapping[str, Load
     policies, flops = list(unit.program_recompute(stage[1])), 0.0
     for run in resolved.layers[stage]:
         owned, policies = policies[: run.last - run.first], policies[run.last - run.first :]
-        again = sum("matmul" in RECOMPUTED_KERNELS[policy] for policy in owned) / len(owned)
         for layer, count, gradients in resolved.required_gradients.of_layers(run.module, run.first, run.last):
-            once = sum(
-                float(kernel.flops.evaluate(loads[run.module]))
-                for kernel in layer.kernels
-                if kernel.kind in MATMUL_KINDS and kernel.weights
-            )
-            back = len(gradients) + again if gradients else 0
-            passes = {
-                "forward": 1,
-                "backward": back,
-                "dgrad": back - ("wgrad" in gradients),
-                "wgrad": "wgrad" in gradients,
-                "step": 1 + back,
-            }
-            flops += count * once * passes[kind]
+            for kernel in layer.kernels:
+                if kernel.kind not in MATMUL_KINDS or not kernel.weights:
+                    continue
+                again = sum(runs_again(kernel, policy) for policy in owned) / len(owned)
+                back = len(gradients) + again if gradients else 0
+                passes = {
+                    "forward": 1,
+                    "backward": back,
+                    "dgrad": back - ("wgrad" in gradients),
+                    "wgrad": "wgrad" in gradients,
+                    "step": 1 + back,
+                }
+                flops += count * float(kernel.flops.evaluate(loads[run.module])) * passes[kind]
     replicas = unit.parallelism.pipeline_replicas
     return flops / (resolved.devices[stage].size // replicas)

@@ -5,7 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.packed_attention import api, full_attention, use_attention_implementation
+from pallas_kernels.packed_attention import (
+    api,
+    full_attention,
+    use_attention_implementation,
+    use_attention_of_gpus,
+)
 
 
 def operands(keys=40):
@@ -46,6 +51,15 @@ def test_large_scores_are_not_kept(monkeypatch):
 
 def test_where_cudnn_does_not_take_the_arrays_another_form_does():
     *given, _ = operands()  # float32
-    with use_attention_implementation("cudnn"):
+    with use_attention_of_gpus():
         actual = full_attention(*given)
     np.testing.assert_allclose(actual, definition(*given, 8**-0.5), rtol=1e-4, atol=1e-5)
+    with use_attention_implementation("cudnn"), pytest.raises(NotImplementedError, match="not float32"):
+        full_attention(*given)
+
+
+def test_values_may_be_wider_than_keys():
+    query, key, value, _ = operands()
+    wide = jnp.concatenate([value, 2 * value], axis=-1)
+    expected = definition(query, key, wide, 8**-0.5)
+    np.testing.assert_allclose(full_attention(query, key, wide), expected, rtol=1e-4, atol=1e-5)

@@ -20,6 +20,7 @@ from mmjax.models.modalities.losses import (
     token_predictions,
     weighted_loss,
 )
+from mmjax.training.engine.stage_functions import RECOMPUTATION_POLICIES
 from sharding.axes import Axes
 from tests.tiers import first_in_default
 
@@ -143,6 +144,33 @@ def test_a_users_loss_over_a_split_vocabulary_equals_its_formula_with_gradients(
     gradient = jax.grad(lambda logits: sum(run(logits, targets, weights).values()))(jnp.asarray(logits))
     wanted = jax.grad(lambda logits: sum(formulas(logits, targets, weights, jnp).values()))(jnp.asarray(logits))
     np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("devices", [None, 4])
+@pytest.mark.parametrize("policy", RECOMPUTATION_POLICIES)
+def test_a_sum_over_the_vocabulary_may_use_whole_numbers_and_roots_under_every_policy(policy, devices):
+    """The function takes the targets from outside, and its derivative is infinite at probability 0."""
+    logits, targets, weights = operands(7)
+
+    def loss(predictions):
+        def root_of_target(chunk):
+            is_target = chunk.token_ids == predictions.targets[..., None]
+            return jnp.where(is_target, jnp.sqrt(jnp.exp(chunk.log_probabilities)), 0.0).astype(jnp.bfloat16)
+
+        return predictions.sum_over_vocabulary(root_of_target)
+
+    def total(logits):
+        run = RECOMPUTATION_POLICIES[policy](lambda logits: split(loss, devices, 3)(logits, targets, weights)["loss"])
+        return run(logits)
+
+    def expected(logits):
+        likelihood = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+        return jnp.sum(weights * jnp.exp(0.5 * likelihood))
+
+    value, gradient = jax.jit(jax.value_and_grad(total))(jnp.asarray(logits))
+    wanted, wanted_gradient = jax.value_and_grad(expected)(jnp.asarray(logits))
+    np.testing.assert_allclose(value, wanted, rtol=1e-2)  # of values in bfloat16
+    np.testing.assert_allclose(gradient, wanted_gradient, rtol=2e-2, atol=1e-3)
 
 
 def reference_loss(logits, targets, weights):

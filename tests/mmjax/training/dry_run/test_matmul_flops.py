@@ -37,11 +37,9 @@ LOADS = {"backbone": make_loads(2 * TOKENS, 2 * TOKENS**2, 2), "vision": make_lo
 @pytest.mark.parametrize(("kind", "passes"), [("forward", 1), ("backward", 2), ("dgrad", 1), ("wgrad", 1), ("step", 3)])
 def test_a_pass_of_layers_and_head_takes_the_flops_of_their_weights(problem, kind, passes):
     plan = resolved(problem)
-    for stage, parts in ((0, 16 * LAYER), (1, 16 * LAYER + HEAD)):
-        on_two_ranks_each = parts / 2
-        assert model_flops(plan, ("backbone", stage), LOADS, kind) == pytest.approx(
-            passes * on_two_ranks_each, rel=1e-6
-        )
+    of_head = passes * HEAD + HEAD * (kind in ("backward", "dgrad", "step"))  # the logits run again
+    for stage, of_two_ranks in ((0, passes * 16 * LAYER), (1, passes * 16 * LAYER + of_head)):
+        assert model_flops(plan, ("backbone", stage), LOADS, kind) == pytest.approx(of_two_ranks / 2, rel=1e-6)
 
 
 @pytest.mark.parametrize(("recompute", "passes"), [("full", 3), ("selective", 2)])
