@@ -11,8 +11,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.h100_schedule.compilation import CUBLAS, missing_plugin, tensor_mesh
+from benchmarks.h100_schedule.compilation import CUBLAS, tensor_mesh
 from benchmarks.h100_schedule.programs import LLAMA3_70B, ProgramCase, build_program
+from mmjax.training.dry_run.targets import missing_plugin
 from pallas_kernels.matmul import matmul
 
 pytestmark = [pytest.mark.aot, pytest.mark.skipif(bool(missing_plugin()), reason=missing_plugin())]

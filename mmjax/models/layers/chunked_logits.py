@@ -228,9 +228,7 @@ def _sum_backward(
 
     def cotangents_of(chunk: VocabularyChunk) -> tuple[jax.Array, Any]:
         def of_floats(logits: jax.Array, floats: dict[int, jax.Array]) -> jax.Array:
-            return _sum_chunk(
-                function, chunk, logits, tuple(floats[i] if i in floats else x for i, x in enumerate(outer))
-            )
+            return _sum_chunk(function, chunk, logits, tuple((dict(enumerate(outer)) | floats).values()))
 
         _, pull = jax.vjp(of_floats, chunk.logits, floats)
         return pull(cotangent)
