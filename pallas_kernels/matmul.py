@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import CustomVJPPrimal
 
 from pallas_kernels.fp8 import MatmulFormat, Operand, contract, gradient_operand, operand
-from pallas_kernels.varying import make_varying, varying_axes
+from pallas_kernels.varying import equally_varying
 
 
 def matmul(x: jax.Array, w: jax.Array, matmul_format: MatmulFormat = "native") -> jax.Array:
@@ -25,7 +25,7 @@ def matmul(x: jax.Array, w: jax.Array, matmul_format: MatmulFormat = "native") -
     With `matmul_format` "fp8" the operands of all three products are rounded to FP8 (`pallas_kernels.fp8`).
     """
     # JAX would do this inside of `_matmul`; here it also sums the gradients of what is the same on all ranks.
-    x, w = make_varying(x, tuple(sorted(varying_axes(w)))), make_varying(w, tuple(sorted(varying_axes(x))))
+    x, w = equally_varying(x, w)
     return _matmul(x, w, matmul_format)
 
 

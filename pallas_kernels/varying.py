@@ -36,9 +36,19 @@ def make_varying(tree: Any, axes: tuple[str, ...]) -> Any:
     return jax.tree.map(mark, tree)
 
 
-def zeros_as(x: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
-    """Zeros that vary over the same mesh axes as x."""
-    return make_varying(jnp.zeros(shape, dtype), tuple(sorted(varying_axes(x))))
+def zeros_as(*arrays: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Zeros that vary over the mesh axes that any of the arrays varies over."""
+    return make_varying(jnp.zeros(shape, dtype), _all_varying_axes(arrays))
+
+
+def equally_varying(*arrays: jax.Array) -> list[jax.Array]:
+    """Marks all arrays as varying over the mesh axes that any of them varies over."""
+    axes = _all_varying_axes(arrays)
+    return [make_varying(array, axes) for array in arrays]
+
+
+def _all_varying_axes(arrays: tuple[jax.Array, ...]) -> tuple[str, ...]:
+    return tuple(sorted(frozenset().union(*map(varying_axes, arrays))))
 
 
 def match_cotangent(primal: jax.Array, cotangent: jax.Array) -> jax.Array:

@@ -21,7 +21,7 @@ from pallas_kernels.collective_matmul.reference import sum_arrays
 from pallas_kernels.collective_matmul.tiling import CollectiveTiling
 from pallas_kernels.fp8 import MatmulFormat, gradient_operand, operand
 from pallas_kernels.matmul import input_gradient, product, weight_gradient
-from pallas_kernels.varying import make_varying, rank_count, varying_axes
+from pallas_kernels.varying import rank_count, zeros_as
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def gather_matmul(
     """See `reference.gather_matmul`: shards of x are sent."""
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2])
     positions = ring.ranks * ring.shard_size
-    outputs = tuple(_zeros_varying_as((*x.shape[:-2], positions, w.shape[1]), x.dtype, (x, w)) for w in weights)
+    outputs = tuple(zeros_as(x, w, shape=(*x.shape[:-2], positions, w.shape[1]), dtype=x.dtype) for w in weights)
     shards, operands = ring.split_shard(x), tuple(operand(w, matmul_format) for w in weights)
     for step in range(ring.ranks):
         for part in range(ring.parts):
@@ -122,7 +122,7 @@ def gather_matmul_backward(
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """See `reference.gather_matmul_backward`: shards of x are sent for the wgrads, sums of the dgrad against them."""
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2])
-    wgrads = tuple(_zeros_varying_as(w.shape, jnp.float32, (x, y)) for w, y in zip(weights, cotangents, strict=True))
+    wgrads = tuple(zeros_as(x, y, shape=w.shape, dtype=jnp.float32) for w, y in zip(weights, cotangents, strict=True))
     shards, operands = ring.split_shard(x), tuple(operand(w, matmul_format) for w in weights)
     dgrads: list[Any] = [None] * ring.parts
     for step in range(ring.ranks):
@@ -171,8 +171,8 @@ def matmul_scatter_backward(
 ) -> tuple[jax.Array, jax.Array]:
     """See `reference.matmul_scatter_backward`: shards of the cotangent are sent and serve both gradients."""
     ring = Ring(axes, tiling.parts, tiling.rings, cotangent.shape[-2])
-    wgrad = _zeros_varying_as(w.shape, jnp.float32, (x, cotangent))
-    dgrad = _zeros_varying_as(x.shape, x.dtype, (cotangent, w))
+    wgrad = zeros_as(x, cotangent, shape=w.shape, dtype=jnp.float32)
+    dgrad = zeros_as(cotangent, w, shape=x.shape, dtype=x.dtype)
     shards, weight = ring.split_shard(cotangent), operand(w, matmul_format)
     for step in range(ring.ranks):
         for part in range(ring.parts):
@@ -197,12 +197,6 @@ def matmul_sum(
         chunk, weight = lax.optimization_barrier((chunk, weight))
         sums.append(lax.psum(product(operand(chunk, matmul_format), weight).astype(x.dtype), axes))
     return jnp.concatenate(sums, axis=-2)
-
-
-def _zeros_varying_as(shape: tuple[int, ...], dtype: Any, arrays: tuple[jax.Array, ...]) -> jax.Array:
-    """Zeros that vary over all axes over which some arrays vary."""
-    axes = frozenset.union(*map(varying_axes, arrays))
-    return make_varying(jnp.zeros(shape, dtype), tuple(sorted(axes)))
 
 
 def _write(y: jax.Array, output: jax.Array, start: jax.Array) -> jax.Array:

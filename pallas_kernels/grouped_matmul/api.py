@@ -18,7 +18,7 @@ from pallas_kernels.fallbacks import warn_once
 from pallas_kernels.fp8 import MatmulFormat, dense, gradient_operand, operand
 from pallas_kernels.grouped_matmul import mosaic, ragged_dot, tiled
 from pallas_kernels.target_device import target_device
-from pallas_kernels.varying import make_varying, varying_axes
+from pallas_kernels.varying import equally_varying
 
 ImplementationName = Literal["mosaic", "ragged_dot", "tiled"]
 
@@ -87,11 +87,7 @@ def grouped_matmul(
         NotImplementedError: The named implementation can't multiply these on this device; the message says why.
     """
     _check_operands(x, matrices, group_sizes)
-    group_sizes = group_sizes.astype(jnp.int32)
-    x, matrices, group_sizes = (
-        make_varying(operand, tuple(sorted(varying_axes(x) | varying_axes(matrices) | varying_axes(group_sizes))))
-        for operand in (x, matrices, group_sizes)
-    )
+    x, matrices, group_sizes = equally_varying(x, matrices, group_sizes.astype(jnp.int32))
     chosen = _choose(x, matrices, implementation or _default.get())
     return _grouped_matmul(x, matrices, group_sizes, chosen, matmul_format)
 

@@ -80,7 +80,7 @@ def product(
         block = lax.dot_general(operand, matrix, dimensions, preferred_element_type=jnp.float32)  # [t, n]
         return lax.dynamic_update_slice_in_dim(y, block.astype(y.dtype), tile.starts, axis=0), None
 
-    y = zeros_as(x, (rows + size, matrices.shape[1 if transposed else 2]), x.dtype)
+    y = zeros_as(x, shape=(rows + size, matrices.shape[1 if transposed else 2]), dtype=x.dtype)
     return lax.scan(multiply, y, make_tiles(group_sizes, rows, size))[0][:rows]
 
 
@@ -104,10 +104,13 @@ def outer_product(
         written = lax.dynamic_update_index_in_dim(sums, total.astype(sums.dtype), tile.groups, axis=0)
         return (written, total), None
 
-    start = zeros_as(x, (len(group_sizes), inner, outer), x.dtype), zeros_as(x, (inner, outer), jnp.float32)
+    start = (
+        zeros_as(x, shape=(len(group_sizes), inner, outer), dtype=x.dtype),
+        zeros_as(x, shape=(inner, outer), dtype=jnp.float32),
+    )
     return lax.scan(add, start, make_tiles(group_sizes, rows, size))[0][0]
 
 
 def _pad_rows(x: Float[Array, "m k"], count: int) -> Float[Array, "n k"]:
     """Appends rows of zeros."""
-    return jnp.concatenate([x, zeros_as(x, (count, x.shape[1]), x.dtype)])
+    return jnp.concatenate([x, zeros_as(x, shape=(count, x.shape[1]), dtype=x.dtype)])

@@ -30,7 +30,7 @@ from mmjax.models.layers.vocabulary_chunks import (
     save_operands,
     scan_chunks,
 )
-from pallas_kernels.varying import make_varying, varying_axes, zeros_as
+from pallas_kernels.varying import equally_varying, zeros_as
 from sharding.axes import Axes
 
 
@@ -75,7 +75,7 @@ class ChunkedLogits:
 
     def sums(self, targets: Int[Array, "r s"]) -> LogitSums:
         """The sums that the cross-entropy with these targets, numbers in the whole vocabulary, needs."""
-        hidden, table, first, targets = _equally_varying(self.hidden, self.table, self.first_token, targets)
+        hidden, table, first, targets = equally_varying(self.hidden, self.table, self.first_token, targets)
         return _logit_sums(self.options, hidden, table, first, targets)
 
     def sum(self, function: Callable[[VocabularyChunk], jax.Array]) -> Float[Array, "r s"]:
@@ -88,7 +88,7 @@ class ChunkedLogits:
         def values(logits: jax.Array, token_ids: jax.Array, is_counted: jax.Array) -> jax.Array:
             return function(VocabularyChunk(logits, token_ids, is_counted))
 
-        hidden, table, first = _equally_varying(self.hidden, self.table, self.first_token)
+        hidden, table, first = equally_varying(self.hidden, self.table, self.first_token)
         # What the function takes from outside becomes an argument, by which it can be differentiated.
         closed = jax.make_jaxpr(values)(*compute_chunk(self.options, hidden, table, first, jnp.int32(0)))
         outer, inputs = tuple(closed.consts), len(closed.consts)
@@ -135,7 +135,7 @@ def _compute_logit_sums(
             sums.logit_sum + jnp.sum(jnp.where(chunk.is_counted, chunk.logits, 0.0), -1),
         )
 
-    zeros = zeros_as(hidden, hidden.shape[:-1], jnp.float32)
+    zeros = zeros_as(hidden, shape=hidden.shape[:-1], dtype=jnp.float32)
     start = LogitSums(zeros + PADDING_LOGIT, zeros, zeros, zeros)
     return scan_chunks(options, table, add, start)
 
@@ -194,7 +194,7 @@ def _compute_sum(
         chunk = compute_chunk(options, hidden, table, first_token, number)
         return total + _sum_chunk(function, chunk, chunk.logits, outer)
 
-    return scan_chunks(options, table, add, zeros_as(hidden, hidden.shape[:-1], jnp.float32))
+    return scan_chunks(options, table, add, zeros_as(hidden, shape=hidden.shape[:-1], dtype=jnp.float32))
 
 
 def _sum_chunk(
@@ -233,15 +233,9 @@ def _sum_backward(
         _, pull = jax.vjp(of_floats, chunk.logits, floats)
         return pull(cotangent)
 
-    zeros = {number: zeros_as(x, x.shape, x.dtype) for number, x in floats.items()}
+    zeros = {number: zeros_as(x, shape=x.shape, dtype=x.dtype) for number, x in floats.items()}
     hidden, table, by_float = chunk_gradients(options, saved, cotangents_of, zeros)
     return hidden, table, None, tuple(by_float.get(number) for number in range(len(outer)))
 
 
 _sum_over_chunks.defvjp(_sum_forward, _sum_backward, symbolic_zeros=True)
-
-
-def _equally_varying(*operands: jax.Array) -> list[jax.Array]:
-    """Marks all operands as varying over the mesh axes that any of them varies over."""
-    axes = tuple(sorted(frozenset().union(*map(varying_axes, operands))))
-    return [make_varying(operand, axes) for operand in operands]

@@ -131,8 +131,8 @@ def chunk_gradients(
         return hidden_sum, table_gradient, jax.tree.map(jnp.add, extra_sum, extra_terms)
 
     start = (
-        None if by_hidden is None else zeros_as(hidden, hidden.shape, jnp.float32),
-        None if by_table is None else zeros_as(table, table.shape, table.dtype),
+        None if by_hidden is None else zeros_as(hidden, shape=hidden.shape, dtype=jnp.float32),
+        None if by_table is None else zeros_as(table, shape=table.shape, dtype=table.dtype),
         extra,
     )
     # The last chunk first: the rows of it that another chunk has are zeros, which that chunk replaces.
@@ -141,7 +141,11 @@ def chunk_gradients(
 
 
 class SavedOperands(NamedTuple):
-    """Operands that a backward needs; `by_hidden` and `by_table` are () where that gradient is asked for, else None."""
+    """Operands that a backward needs.
+
+    `by_hidden` and `by_table` are () where that gradient is asked for, else None: neither has arrays, so that both are
+    known while a backward is traced.
+    """
 
     hidden: jax.Array
     table: jax.Array

@@ -58,7 +58,7 @@ def store_moments(state: Any, parameters: Tree, dtype: MomentDtype, updates: jax
 
 
 def widen_moments(state: Any, parameters: Tree) -> Any:
-    """The optimizer state of a layer with its moments in float32, the inverse of `store_moments`."""
+    """The optimizer state of a layer with its moments in float32, as an update computes with them."""
     return _map_moments(lambda _, moment: moment.astype(jnp.float32), state, parameters)
 
 
@@ -76,8 +76,8 @@ def round_stochastically(
 ) -> BFloat16[Array, "*shape"]:
     """Rounds finite float32 values to one of their two neighbours in bfloat16, without bias; exact values stay.
 
-    A value is rounded away from zero with a probability of its distance from the other neighbour, of the distance of
-    both: 16 random bits are added to the 16 bits that bfloat16 lacks.
+    A value is rounded away from zero with the probability (distance to the neighbour nearer zero) / (distance between
+    the neighbours): 16 random bits are added to the 16 bits that bfloat16 lacks.
 
     Args:
         values: The values.
